@@ -1,0 +1,54 @@
+// What `run` is told, and what one request came to.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/answer_stream.h"
+#include "cli/models.h"
+#include "cli/options.h"
+#include "cli/recording.h"
+#include "cli/session.h"
+#include "src/engine/engine.h"
+
+namespace kvw::cli {
+
+struct RunFlags {
+    ModelFlags model;
+    std::optional<std::string> prompt_argument, prompt, prompt_file, system, template_name;
+    bool raw = false, chat = false;
+
+    std::optional<std::uint32_t> tokens_max;
+    std::uint32_t context = 0;
+    std::uint64_t pool_rows = 0;
+    std::uint32_t batch = 2048, step_rows = 512;
+    std::optional<std::uint64_t> seed;
+    SamplingOptions sampling;
+    std::uint32_t top_logits = 0;
+    std::string tenant = "local";
+
+    std::optional<std::string> trace, trace_dir, key_dir;
+    bool no_trace = false, sync = false, force = false, no_history = false;
+    std::string text_mode = "plain", on_violation = "stop", on_trace_error = "stop";
+};
+
+// One request, from submit to its end.
+struct Generated {
+    std::string request = "0";             // decimal
+    std::vector<TokenId> prompt_ids, ids;
+    std::string text;
+    std::optional<FinishReason> finish;    // none: refused, or the engine stopped
+    std::optional<Error> error;            // refusal, nonfinite, violation, or what stopped the engine
+    bool refused = false;                  // never became work
+    bool engine_stopped = false;           // only closing the trace may follow
+    RequestFacts facts;
+    std::vector<TopLogit> first_logits;
+    double ttft_ms = 0, prefill_tps = 0, decode_tps = 0;
+};
+
+// Runs the engine until this request has ended. A signal, or a stdout that takes no more, cancels it.
+Generated generate(Engine& engine, GenerateRequest request, Session& session, Progress& progress);
+
+}  // namespace kvw::cli
