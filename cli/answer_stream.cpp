@@ -20,7 +20,8 @@ void AnswerStream::take(const Output& output) {
             line_->bytes += output.bytes;
         }
     } else if (!session_.common.json) {
-        session_.out.write(session_.out.is_terminal() ? printable_lines(output.bytes) : output.bytes);
+        session_.out.write(session_.out.is_terminal() ? printable_lines(output.bytes)
+                                                      : output.bytes);
     }
 }
 

@@ -1,4 +1,5 @@
-// An answer on its way out: text as it is generated, one JSON line per token, or nothing until the end.
+// An answer on its way out: text as it is generated, one JSON line per token, or nothing until the
+// end.
 #pragma once
 
 #include <optional>
@@ -14,7 +15,8 @@ class AnswerStream {
   public:
     explicit AnswerStream(Session& session);
 
-    // What one step gave. What could not be written is not kept for later: see StandardOutput::broken().
+    // What one step gave. What could not be written is not kept for later: see
+    // StandardOutput::broken().
     void take(const Output& output);
     // The last line and, on a terminal, the end of the line the answer stopped in.
     void finish();
@@ -23,7 +25,8 @@ class AnswerStream {
     const std::vector<TokenId>& ids() const { return ids_; }
 
   private:
-    // A token's line waits for the next token, so that bytes held back to the end still get onto one.
+    // A token's line waits for the next token, so that bytes held back to the end still get onto
+    // one.
     struct Line {
         std::size_t index;
         TokenId id;

@@ -27,10 +27,13 @@ struct Test {
     std::uint32_t n_prompt = 0, n_gen = 0, depth = 0;
 
     std::string name() const {
-        const std::string what = n_gen > 0 ? fmt::format("tg{}", n_gen) : fmt::format("pp{}", n_prompt);
+        const std::string what =
+            n_gen > 0 ? fmt::format("tg{}", n_gen) : fmt::format("pp{}", n_prompt);
         return depth > 0 ? fmt::format("{} @ d{}", what, depth) : what;
     }
-    std::uint32_t prompt_tokens() const { return n_gen > 0 ? std::max(depth, 1u) : depth + n_prompt; }
+    std::uint32_t prompt_tokens() const {
+        return n_gen > 0 ? std::max(depth, 1u) : depth + n_prompt;
+    }
     std::uint32_t tokens_max() const { return n_gen > 0 ? n_gen + 1 : 1; }
 };
 
@@ -47,7 +50,8 @@ class Bench {
     Bench(const LoadedModel& loaded, ThreadPool& threads) : loaded_(loaded), threads_(threads) {}
 
     // `trace`: where to record; none: nowhere.
-    Status start(const Test& test, std::uint32_t step_rows, const std::optional<Path>& trace, const Session& session) {
+    Status start(const Test& test, std::uint32_t step_rows, const std::optional<Path>& trace,
+                 const Session& session) {
         EventSink* sink = &nothing_;
         if (trace) {
             Result<std::unique_ptr<Recording>> recording =
@@ -58,10 +62,12 @@ class Bench {
             recording_ = std::move(*recording);
             sink = &recording_->sink();
         }
-        const EngineConfig config{.context = test.prompt_tokens() + test.tokens_max(), .batch_rows = step_rows};
-        Result<std::unique_ptr<Engine>> engine =
-            Engine::create(*loaded_.model, *loaded_.tokenizer, *loaded_.kernels, threads_, config, loaded_.identity,
-                           {.sink = sink, .tenant_key = [](TenantId, const std::string&) { return fresh_key(); }});
+        const EngineConfig config{.context = test.prompt_tokens() + test.tokens_max(),
+                                  .batch_rows = step_rows};
+        Result<std::unique_ptr<Engine>> engine = Engine::create(
+            *loaded_.model, *loaded_.tokenizer, *loaded_.kernels, threads_, config,
+            loaded_.identity,
+            {.sink = sink, .tenant_key = [](TenantId, const std::string&) { return fresh_key(); }});
         if (!engine) {
             return engine.error();
         }
@@ -82,7 +88,8 @@ class Bench {
         if (!id) {
             return id.error();
         }
-        // The clock starts where the tokens to be counted do: behind `depth`, or behind the first sample.
+        // The clock starts where the tokens to be counted do: behind `depth`, or behind the first
+        // sample.
         auto start = std::chrono::steady_clock::now();
         std::uint64_t before = 0, samples = 0;
         double tokens_per_second = 0;
@@ -100,7 +107,8 @@ class Bench {
                     return *output.error;
                 }
                 if (output.finish) {
-                    const std::uint64_t counted = test.n_gen > 0 ? samples - 1 : test.prompt_tokens() - before;
+                    const std::uint64_t counted =
+                        test.n_gen > 0 ? samples - 1 : test.prompt_tokens() - before;
                     tokens_per_second = static_cast<double>(counted) / seconds_since(start);
                     ended = true;
                 }
@@ -109,9 +117,10 @@ class Bench {
                 }
             }
             const std::uint64_t prefilled = engine_->facts(*id).prefilled;
-            const bool begins = test.n_gen > 0 ? samples == 1 && prefilled == test.prompt_tokens()
-                                               : before == 0 && test.depth > 0 && prefilled >= test.depth &&
-                                                     prefilled < test.prompt_tokens();
+            const bool begins = test.n_gen > 0
+                                    ? samples == 1 && prefilled == test.prompt_tokens()
+                                    : before == 0 && test.depth > 0 && prefilled >= test.depth &&
+                                          prefilled < test.prompt_tokens();
             if (begins && !ended) {
                 before = prefilled;
                 start = std::chrono::steady_clock::now();
@@ -154,21 +163,24 @@ class Bench {
     std::uint64_t tokens_ = 0;
 };
 
-Result<Measured> measure(const Test& test, const BenchFlags& flags, const LoadedModel& loaded, ThreadPool& threads,
-                         Session& session, Progress& progress) {
+Result<Measured> measure(const Test& test, const BenchFlags& flags, const LoadedModel& loaded,
+                         ThreadPool& threads, Session& session, Progress& progress) {
     const Result<TemporaryFolder> folder = TemporaryFolder::create();
     if (!folder) {
         return folder.error();
     }
     Bench on(loaded, threads), off(loaded, threads);
-    if (const Status started = on.start(test, flags.step_rows, folder->path() / "bench.kvw.zst", session); !started) {
+    if (const Status started =
+            on.start(test, flags.step_rows, folder->path() / "bench.kvw.zst", session);
+        !started) {
         return started.error();
     }
     if (const Status started = off.start(test, flags.step_rows, std::nullopt, session); !started) {
         return started.error();
     }
     Measured measured{.test = test, .threads = threads.threads()};
-    for (std::uint32_t i = 0; i <= flags.repetitions; ++i) {  // the first warms up and does not count
+    for (std::uint32_t i = 0; i <= flags.repetitions;
+         ++i) {  // the first warms up and does not count
         progress.show(test.name(), static_cast<double>(i) / (flags.repetitions + 1));
         Result<double> first = (i % 2 == 0 ? on : off).run(test, i);
         Result<double> second = (i % 2 == 0 ? off : on).run(test, i);
@@ -228,38 +240,49 @@ Json bench_json(const Session& session, const LoadedModel& loaded, const Json& r
     return object;
 }
 
-constexpr const char* kColumns[] = {"test",       "threads",
-                                    "isa",        "median_ts",
-                                    "avg_ts",     "stddev_ts",
-                                    "recording_off_median_ts", "recording_overhead_percent",
-                                    "trace_bytes_per_token"};
+const std::vector<std::string> kColumns = {"test",
+                                           "threads",
+                                           "isa",
+                                           "median_ts",
+                                           "avg_ts",
+                                           "stddev_ts",
+                                           "recording_off_median_ts",
+                                           "recording_overhead_percent",
+                                           "trace_bytes_per_token"};
 
-std::string cell(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+std::string cell(const Json& value) {
+    return value.is_string() ? value.get<std::string>() : value.dump();
+}
 
 std::string csv(const Json& results) {
-    std::string out = fmt::format("{}\n", fmt::join(kColumns, ","));
+    std::string out = joined(kColumns, ",") + "\n";
     for (const Json& result : results) {
         std::vector<std::string> cells;
-        for (const char* column : kColumns) {
+        for (const std::string& column : kColumns) {
             cells.push_back(cell(result[column]));
         }
-        out += fmt::format("{}\n", fmt::join(cells, ","));
+        out += joined(cells, ",") + "\n";
     }
     return out;
 }
 
 std::string table(const Json& results, bool markdown) {
     const char* bar = markdown ? "|" : " ";
-    const auto row = [&](std::string_view test, std::string_view threads, std::string_view isa, std::string_view speed,
-                         std::string_view off, std::string_view overhead, std::string_view bytes) {
-        return fmt::format("{0} {1:<14} {0} {2:>7} {0} {3:<7} {0} {4:>18} {0} {5:>13} {0} {6:>10} {0} {7:>11} {0}\n", bar,
-                           test, threads, isa, speed, off, overhead, bytes);
+    const auto row = [&](std::string_view test, std::string_view threads, std::string_view isa,
+                         std::string_view speed, std::string_view off, std::string_view overhead,
+                         std::string_view bytes) {
+        return fmt::format(
+            "{0} {1:<14} {0} {2:>7} {0} {3:<7} {0} {4:>18} {0} {5:>13} {0} {6:>10} {0} {7:>11} "
+            "{0}\n",
+            bar, test, threads, isa, speed, off, overhead, bytes);
     };
-    std::string out = row("test", "threads", "isa", "t/s, median ± sd", "recording off", "overhead", "trace B/tok");
+    std::string out = row("test", "threads", "isa", "t/s, median ± sd", "recording off", "overhead",
+                          "trace B/tok");
     out += markdown ? "| --- | ---: | --- | ---: | ---: | ---: | ---: |\n" : "";
     for (const Json& result : results) {
         out += row(cell(result["test"]), cell(result["threads"]), cell(result["isa"]),
-                   fmt::format("{:.2f} ± {:.2f}", result["median_ts"].get<double>(), result["stddev_ts"].get<double>()),
+                   fmt::format("{:.2f} ± {:.2f}", result["median_ts"].get<double>(),
+                               result["stddev_ts"].get<double>()),
                    fmt::format("{:.2f}", result["recording_off_median_ts"].get<double>()),
                    fmt::format("{:+.2f} %", result["recording_overhead_percent"].get<double>()),
                    fmt::format("{:.1f}", result["trace_bytes_per_token"].get<double>()));
@@ -282,12 +305,14 @@ Result<std::vector<Test>> tests_of(const BenchFlags& flags) {
     for (const std::uint64_t depth : *depths) {
         for (const std::uint64_t n : *prompts) {
             if (n > 0) {
-                tests.push_back({.n_prompt = static_cast<std::uint32_t>(n), .depth = static_cast<std::uint32_t>(depth)});
+                tests.push_back({.n_prompt = static_cast<std::uint32_t>(n),
+                                 .depth = static_cast<std::uint32_t>(depth)});
             }
         }
         for (const std::uint64_t n : *generated) {
             if (n > 0) {
-                tests.push_back({.n_gen = static_cast<std::uint32_t>(n), .depth = static_cast<std::uint32_t>(depth)});
+                tests.push_back({.n_gen = static_cast<std::uint32_t>(n),
+                                 .depth = static_cast<std::uint32_t>(depth)});
             }
         }
     }
@@ -303,7 +328,8 @@ Result<int> bench(const BenchFlags& flags, Session& session) {
         return tests.error();
     }
     Result<std::vector<std::uint64_t>> threads =
-        flags.threads ? whole_numbers(*flags.threads, 1, 1024) : std::vector<std::uint64_t>{usable_processors()};
+        flags.threads ? whole_numbers(*flags.threads, 1, 1024)
+                      : std::vector<std::uint64_t>{usable_processors()};
     if (!threads) {
         return threads.error();
     }
@@ -318,7 +344,8 @@ Result<int> bench(const BenchFlags& flags, Session& session) {
     for (const std::uint64_t count : *threads) {
         ThreadPool pool(static_cast<unsigned>(count));
         for (const Test& test : *tests) {
-            const Result<Measured> measured = measure(test, flags, *loaded, pool, session, progress);
+            const Result<Measured> measured =
+                measure(test, flags, *loaded, pool, session, progress);
             progress.clear();
             if (!measured) {
                 return measured.error();
@@ -329,7 +356,8 @@ Result<int> bench(const BenchFlags& flags, Session& session) {
     if (json) {
         session.out.object(bench_json(session, *loaded, results));
     } else {
-        session.out.write(flags.format == "csv" ? csv(results) : table(results, flags.format == "md"));
+        session.out.write(flags.format == "csv" ? csv(results)
+                                                : table(results, flags.format == "md"));
     }
     return 0;
 }
@@ -339,22 +367,26 @@ Result<int> bench(const BenchFlags& flags, Session& session) {
 void add_bench(Commands& commands) {
     const auto bench_flags = std::make_shared<BenchFlags>();
     BenchFlags& flags = *bench_flags;
-    Flags options = commands.add({"bench", "bench", "measure prefill and decode, with recording on and off in turn",
-                                  "  kvwitness bench\n"
-                                  "  kvwitness bench -p 512 -n 128 -d 0,1024 -t 1,2 -r 5 --format md\n"
-                                  "  kvwitness bench verify"},
-                                 [bench_flags](Session& session) { return bench(*bench_flags, session); });
+    Flags options = commands.add(
+        {"bench", "bench", "measure prefill and decode, with recording on and off in turn",
+         "  kvwitness bench\n"
+         "  kvwitness bench -p 512 -n 128 -d 0,1024 -t 1,2 -r 5 --format md\n"
+         "  kvwitness bench verify"},
+        [bench_flags](Session& session) { return bench(*bench_flags, session); });
     options.text("-p,--n-prompt", "LIST", flags.prompts, "Prompt sizes (pp); 0: none", false)
         .text("-n,--n-gen", "LIST", flags.generated, "Answer sizes (tg); 0: none", false)
         .text("-d,--depth", "LIST", flags.depths, "Tokens in the cache before either", false)
-        .text("-t,--threads", "LIST", flags.threads, "Threads; default: all processors this process may use", false)
+        .text("-t,--threads", "LIST", flags.threads,
+              "Threads; default: all processors this process may use", false)
         .whole("-r,--repetitions", flags.repetitions, 1, 1000, "Repetitions of each test")
         .whole("--ub,--ubatch", flags.step_rows, 1, 65536, "Most tokens in one step (also -ub)")
-        .choice("--format", flags.format, {"table", "json", "csv", "md"}, "How results are printed");
+        .choice("--format", flags.format, {"table", "json", "csv", "md"},
+                "How results are printed");
     add_model_flag(options, flags.model);
     options.choice("--isa", flags.model.isa, {"auto", "ref", "avx2", "avx512"}, "Instruction set")
         .choice("--device", flags.model.device, {"auto", "cpu", "cuda"}, "Where to compute")
-        .flag("--rehash", flags.model.rehash, "Compute the file's SHA-256 again instead of trusting the cache");
+        .flag("--rehash", flags.model.rehash,
+              "Compute the file's SHA-256 again instead of trusting the cache");
 }
 
 }  // namespace kvw::cli

@@ -1,4 +1,5 @@
-// bench limits: what this machine can do at most, so that other figures have something to stand beside.
+// bench limits: what this machine can do at most, so that other figures have something to stand
+// beside.
 #include <fmt/format.h>
 #include <immintrin.h>
 
@@ -25,7 +26,8 @@ struct LimitFlags {
 
 constexpr std::size_t kReadBytes = std::size_t{256} << 20;  // far more than any cache
 constexpr std::uint64_t kRounds = 4'000'000;
-constexpr int kChains = 12;  // independent accumulators: enough to hide the latency of a multiply-add
+constexpr int kChains =
+    12;  // independent accumulators: enough to hide the latency of a multiply-add
 
 // Each returns what it computed, so that it cannot be left out.
 using Work = std::uint64_t (*)();
@@ -111,7 +113,8 @@ std::optional<Operations> operations() {
 }
 
 // The shortest time in which all threads together did `work(thread)`, over the repetitions.
-double best_seconds(unsigned threads, std::uint32_t repetitions, const std::function<std::uint64_t(unsigned)>& work) {
+double best_seconds(unsigned threads, std::uint32_t repetitions,
+                    const std::function<std::uint64_t(unsigned)>& work) {
     double best = std::numeric_limits<double>::max();
     std::atomic<std::uint64_t> kept{0};
     for (std::uint32_t i = 0; i < repetitions; ++i) {
@@ -145,12 +148,14 @@ std::uint64_t read_words(const std::uint64_t* words, std::size_t count) {
     return folded(sums);
 }
 
-Json measure(unsigned threads, std::uint32_t repetitions, const std::vector<std::uint64_t>& memory) {
+Json measure(unsigned threads, std::uint32_t repetitions,
+             const std::vector<std::uint64_t>& memory) {
     const std::size_t part = memory.size() / threads;
     const double read = best_seconds(threads, repetitions, [&](unsigned thread) {
         return read_words(memory.data() + part * thread, part);
     });
-    Json result{{"t", threads}, {"read_gbps", rounded(static_cast<double>(part * threads * 8) / read / 1e9, 2)}};
+    Json result{{"t", threads},
+                {"read_gbps", rounded(static_cast<double>(part * threads * 8) / read / 1e9, 2)}};
     const std::optional<Operations> has = operations();
     const auto giga = [&](Work work, double count) {
         const double seconds = best_seconds(threads, repetitions, [&](unsigned) { return work(); });
@@ -182,7 +187,8 @@ Result<int> bench_limits(const LimitFlags& flags, Session& session) {
     object["threads"] = Json::array();
     for (const std::uint64_t count : counts) {
         progress.show(fmt::format("{} threads", count));
-        object["threads"].push_back(measure(static_cast<unsigned>(count), flags.repetitions, memory));
+        object["threads"].push_back(
+            measure(static_cast<unsigned>(count), flags.repetitions, memory));
     }
     progress.clear();
     if (session.common.json) {
@@ -190,9 +196,10 @@ Result<int> bench_limits(const LimitFlags& flags, Session& session) {
         return 0;
     }
     for (const Json& line : object["threads"]) {
-        session.out.write(fmt::format("{:>3} threads: read {:>7} GB/s, int8 {:>8} Gop/s, f32 {:>7} Gflop/s\n",
-                                      line["t"].dump(), line["read_gbps"].dump(), line["int8_gops"].dump(),
-                                      line["f32_gflops"].dump()));
+        session.out.write(
+            fmt::format("{:>3} threads: read {:>7} GB/s, int8 {:>8} Gop/s, f32 {:>7} Gflop/s\n",
+                        line["t"].dump(), line["read_gbps"].dump(), line["int8_gops"].dump(),
+                        line["f32_gflops"].dump()));
     }
     return 0;
 }
@@ -202,7 +209,8 @@ Result<int> bench_limits(const LimitFlags& flags, Session& session) {
 void add_bench_limits(Commands& commands) {
     const auto flags = std::make_shared<LimitFlags>();
     commands
-        .add({"bench limits", "limits", "measure this machine: read bandwidth, int8 dots, f32 multiply-adds",
+        .add({"bench limits", "limits",
+              "measure this machine: read bandwidth, int8 dots, f32 multiply-adds",
               "  kvwitness bench limits\n"
               "  kvwitness bench limits -t 1,2 --json"},
              [flags](Session& session) { return bench_limits(*flags, session); })

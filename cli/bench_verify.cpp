@@ -28,8 +28,8 @@ struct VerifyBenchFlags {
 constexpr std::uint32_t kPromptTokens = 24, kAnswerTokens = 72, kTogether = 64, kTenants = 8;
 constexpr TileShape kShape{.layers = 1, .heads = 1, .head_dim = 16};
 
-// Requests that come, generate and go, kTogether at a time. Their rows go through the pool and through
-// the kernels that store and attend; logits, text and digests of content are made up.
+// Requests that come, generate and go, kTogether at a time. Their rows go through the pool and
+// through the kernels that store and attend; logits, text and digests of content are made up.
 class NullModelRun {
   public:
     NullModelRun(EventSink& sink, const Kernels& kernels) : sink_(sink), kernels_(kernels) {}
@@ -38,10 +38,12 @@ class NullModelRun {
     Status run(std::uint64_t events_min) {
         set_float_mode();
         note(events::Run{kNumericsVersion, kPageTokens, 1});
-        note(events::Model{0, 0, 0, 0, kShape.layers, kShape.heads, kShape.head_dim, 256, 4096, 1}, "null");
+        note(events::Model{0, 0, 0, 0, kShape.layers, kShape.heads, kShape.head_dim, 256, 4096, 1},
+             "null");
         const std::uint32_t pages = (kPromptTokens + kAnswerTokens + kPageTokens - 1) / kPageTokens;
         Result<std::unique_ptr<PagePool>> pool = PagePool::create(
-            {.shape = kShape, .rows_max = std::uint64_t{2} * kTogether * pages * kPageTokens}, kernels_, noted_);
+            {.shape = kShape, .rows_max = std::uint64_t{2} * kTogether * pages * kPageTokens},
+            kernels_, noted_);
         if (!pool) {
             return pool.error();
         }
@@ -63,8 +65,8 @@ class NullModelRun {
         } while (!active_.empty());
         pool_->scrub_drained(pool_->pages_total());
         const PagePool::Counters counters = pool_->counters();
-        note(events::RunEnd{requests_, steps_, counters.rows_read, counters.rows_written, counters.scrubs,
-                            counters.scrub_witness});
+        note(events::RunEnd{requests_, steps_, counters.rows_read, counters.rows_written,
+                            counters.scrubs, counters.scrub_witness});
         return sink_.commit();
     }
 
@@ -96,7 +98,8 @@ class NullModelRun {
     void submit(std::uint32_t pages) {
         const std::uint64_t id = ++requests_;
         const Owner owner{TenantId{static_cast<std::uint32_t>(id % kTenants) + 1}, RequestId{id}};
-        note(events::Submit{id, number(owner.tenant), kPromptTokens, kAnswerTokens, mix64(id), mix64(~id)});
+        note(events::Submit{id, number(owner.tenant), kPromptTokens, kAnswerTokens, mix64(id),
+                            mix64(~id)});
         note(events::Sampling{.request = id, .seed = id});
         note(events::Admit{id, kPromptTokens + kAnswerTokens, mix64(id + 1), mix64(id + 2)});
         const Status reserved = pool_->reserve(owner, pages);
@@ -115,14 +118,16 @@ class NullModelRun {
             leases_.push_back(pool_->open(active.owner, active.rows, count));
             const SequenceView view = leases_.back().view(0, count - 1);
             kernels_.append(pool_->memory(), view, 0, 0, keys_.data(), keys_.data());
-            const AttentionArgs args{.memory = pool_->memory(), .query_heads = 1, .q = keys_.data(), .out = out_.data()};
+            const AttentionArgs args{
+                .memory = pool_->memory(), .query_heads = 1, .q = keys_.data(), .out = out_.data()};
             kernels_.attend(args, {.sequence = &view, .row_end = count});
         }
         for (std::size_t i = 0; i < active_.size(); ++i) {
             check(pool_->settle(std::move(leases_[i])), "a null model reads its own rows only");
             advance(active_[i]);
         }
-        std::erase_if(active_, [](const Active& active) { return number(active.owner.request) == 0; });
+        std::erase_if(active_,
+                      [](const Active& active) { return number(active.owner.request) == 0; });
         return sink_.commit();
     }
 
@@ -139,8 +144,8 @@ class NullModelRun {
             note(events::Rendered{id, samples, mix64(id + 3), mix64(id + 4)});
             note(events::Emitted{id, samples, mix64(id + 3), mix64(id + 4)});
             note(events::WitnessSum{id, active.rows, witness});
-            note(events::Finish{id, static_cast<std::uint64_t>(FinishReason::length), kPromptTokens, samples, samples,
-                                mix64(id + 5), mix64(id + 6), witness});
+            note(events::Finish{id, static_cast<std::uint64_t>(FinishReason::length), kPromptTokens,
+                                samples, samples, mix64(id + 5), mix64(id + 6), witness});
             pool_->release(active.owner, FreeReason::finished);
             active.owner = {};
         }
@@ -201,8 +206,10 @@ Result<int> bench_verify(const VerifyBenchFlags& flags, Session& session) {
     object["events"] = totals->events;
     object["requests"] = certificate->counts.requests;
     object["trace_bytes"] = totals->bytes;
-    object["bytes_per_event"] = rounded(static_cast<double>(totals->bytes) / static_cast<double>(totals->events), 3);
-    object["record_events_per_second"] = std::round(static_cast<double>(totals->events) / record_seconds);
+    object["bytes_per_event"] =
+        rounded(static_cast<double>(totals->bytes) / static_cast<double>(totals->events), 3);
+    object["record_events_per_second"] =
+        std::round(static_cast<double>(totals->events) / record_seconds);
     object["median_events_per_second"] = std::round(median(rates));
     object["samples"] = Json::array();
     for (const double rate : rates) {
@@ -214,11 +221,12 @@ Result<int> bench_verify(const VerifyBenchFlags& flags, Session& session) {
         session.out.object(object);
     } else {
         session.out.write(fmt::format(
-            "{} events, {:.2f} bytes each; recorded at {:.2f} million events/s (pool, kernels, ledger, writer)\n"
+            "{} events, {:.2f} bytes each; recorded at {:.2f} million events/s (pool, kernels, "
+            "ledger, writer)\n"
             "verified at {:.2f} million events/s, controls on (median of {}): {} at level {}\n",
             totals->events, object["bytes_per_event"].get<double>(),
-            object["record_events_per_second"].get<double>() / 1e6, median(rates) / 1e6, rates.size(),
-            name_of(certificate->verdict), name_of(certificate->level)));
+            object["record_events_per_second"].get<double>() / 1e6, median(rates) / 1e6,
+            rates.size(), name_of(certificate->verdict), name_of(certificate->level)));
     }
     return certificate->verdict == Verdict::proven ? 0 : 7;
 }

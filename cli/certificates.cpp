@@ -7,7 +7,8 @@ namespace kvw::cli {
 Result<Level> required_level(const std::string& name) {
     const std::optional<Level> level = level_named(name);
     if (!level || *level == Level::none) {
-        return Error{ErrorCode::usage, fmt::format("--require: '{}' is not one of record|execution|solo", name)};
+        return Error{ErrorCode::usage,
+                     fmt::format("--require: '{}' is not one of record|execution|solo", name)};
     }
     return *level;
 }
@@ -32,13 +33,16 @@ std::string certificate_text(const Certificate& certificate, const Session& sess
 
 Status check_certificate_file(const std::optional<std::string>& file, bool force) {
     std::error_code ignored;
-    if (file && !force && std::filesystem::exists(std::filesystem::symlink_status(*file, ignored))) {
-        return Error{ErrorCode::file_exists, fmt::format("{} exists; choose another name or --force", *file)};
+    if (file && !force &&
+        std::filesystem::exists(std::filesystem::symlink_status(*file, ignored))) {
+        return Error{ErrorCode::file_exists,
+                     fmt::format("{} exists; choose another name or --force", *file)};
     }
     return {};
 }
 
-Status write_certificate_file(const std::optional<std::string>& file, bool force, const Json& certificate) {
+Status write_certificate_file(const std::optional<std::string>& file, bool force,
+                              const Json& certificate) {
     if (!file) {
         return {};
     }

@@ -21,6 +21,7 @@ std::string certificate_text(const Certificate& certificate, const Session& sess
 
 // --certificate FILE. Fails: file_exists (before any work), io.
 Status check_certificate_file(const std::optional<std::string>& file, bool force);
-Status write_certificate_file(const std::optional<std::string>& file, bool force, const Json& certificate);
+Status write_certificate_file(const std::optional<std::string>& file, bool force,
+                              const Json& certificate);
 
 }  // namespace kvw::cli

@@ -14,8 +14,8 @@ namespace kvw::cli {
 
 namespace {
 
-// True when the line asks for JSON. Looked at before parsing, because an error of parsing has to be one
-// object too.
+// True when the line asks for JSON. Looked at before parsing, because an error of parsing has to be
+// one object too.
 bool asks_for_json(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string_view word = argv[i];
@@ -30,13 +30,14 @@ bool asks_for_json(int argc, char** argv) {
     return false;
 }
 
-// llama.cpp's `-ub` is one flag there; CLI11 would read it as -u and -b. What follows a flag that takes
-// text stays as it is.
+// llama.cpp's `-ub` is one flag there; CLI11 would read it as -u and -b. What follows a flag that
+// takes text stays as it is.
 std::vector<std::string> words_of(int argc, char** argv) {
     static constexpr std::string_view kTakesText[] = {"-p", "--prompt", "--sys", "--stop"};
     std::vector<std::string> words(argv + 1, argv + argc);
     for (std::size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
-        const bool is_text = i > 0 && std::count(std::begin(kTakesText), std::end(kTakesText), words[i - 1]) > 0;
+        const bool is_text =
+            i > 0 && std::count(std::begin(kTakesText), std::end(kTakesText), words[i - 1]) > 0;
         if (words[i] == "-ub" && !is_text) {
             words[i] = "--ub";
         }
@@ -127,7 +128,8 @@ std::string render_help(const CLI::App& app, const CommandInfo& info, bool has_a
     std::vector<const CLI::Option*> positionals =
         app.get_options([](const CLI::Option* option) { return option->get_positional(); });
     for (const CLI::Option* option : positionals) {
-        const std::string shown = option->get_name(true) + (option->get_items_expected_max() > 1 ? "..." : "");
+        const std::string shown =
+            option->get_name(true) + (option->get_items_expected_max() > 1 ? "..." : "");
         out += option->get_required() ? " " + shown : " [" + shown + "]";
     }
     out += "\n";
@@ -150,7 +152,8 @@ std::string render_help(const CLI::App& app, const CommandInfo& info, bool has_a
         }
         out += "\n" + group + ":\n";
         for (const CLI::Option* option : listed) {
-            const std::string kind = option->get_type_size() != 0 ? " " + option->get_type_name() : "";
+            const std::string kind =
+                option->get_type_size() != 0 ? " " + option->get_type_name() : "";
             append_row(out, option->get_name(false, true) + kind, flag_help(*option));
         }
     }
@@ -161,14 +164,16 @@ std::string render_help(const CLI::App& app, const CommandInfo& info, bool has_a
 
 Commands::Commands(Session& session) : session_(session), root_(std::make_unique<CLI::App>()) {
     root_->name("kvwitness");
-    entries_[""] = {root_.get(),
-                    {"", "error", "runs a language model, records every KV page event, proves who read what",
-                     "  kvwitness run \"Why is the sky blue?\"      answer, recorded\n"
-                     "  kvwitness verify @latest                  prove it from the record\n"
-                     "  kvwitness replay @latest                  and by running it again"},
-                    {}};
+    entries_[""] = {
+        root_.get(),
+        {"", "error", "runs a language model, records every KV page event, proves who read what",
+         "  kvwitness run \"Why is the sky blue?\"      answer, recorded\n"
+         "  kvwitness verify @latest                  prove it from the record\n"
+         "  kvwitness replay @latest                  and by running it again"},
+        {}};
     root_->set_help_flag("-h,--help", "Show this help");
-    root_->add_flag("--version", show_version_, "Show version, formats, instruction sets and build");
+    root_->add_flag("--version", show_version_,
+                    "Show version, formats, instruction sets and build");
     root_->add_flag("--json", session_.common.json, "With --version: as one JSON object");
     root_->require_subcommand(0, 1);
     root_->allow_extras();
@@ -178,8 +183,10 @@ Commands::~Commands() = default;
 
 CLI::App* Commands::make(const std::string& path, const std::string& description) {
     const std::size_t space = path.rfind(' ');
-    CLI::App* parent = space == std::string::npos ? root_.get() : entries_.at(path.substr(0, space)).app;
-    CLI::App* app = parent->add_subcommand(space == std::string::npos ? path : path.substr(space + 1), description);
+    CLI::App* parent =
+        space == std::string::npos ? root_.get() : entries_.at(path.substr(0, space)).app;
+    CLI::App* app = parent->add_subcommand(
+        space == std::string::npos ? path : path.substr(space + 1), description);
     app->set_help_flag("-h,--help", "Show this help");
     app->require_subcommand(0, 1);
     app->allow_extras();
@@ -203,7 +210,8 @@ Flags Commands::add(const CommandInfo& info, Action action) {
         .flag("-v,--verbose", common.verbose, "Say more on stderr")
         .choice("--color", common.color, {"auto", "always", "never"}, "Colour on terminals")
         .flag("--no-progress", common.no_progress, "No progress line on stderr")
-        .flag("--allow-core", common.allow_core, "Let a crash leave a core file, prompts and keys in it");
+        .flag("--allow-core", common.allow_core,
+              "Let a crash leave a core file, prompts and keys in it");
     flags.group("Options");
     return flags;
 }
@@ -215,8 +223,8 @@ std::string Commands::help(const std::string& path) const {
     return render_help(*entry.app, entry.info, static_cast<bool>(entry.action));
 }
 
-// The command that the line names, as far as it can be told without parsing: leading words, flags that
-// take no value aside.
+// The command that the line names, as far as it can be told without parsing: leading words, flags
+// that take no value aside.
 std::string Commands::path_in(int argc, char** argv) const {
     std::string path;
     for (int i = 1; i < argc; ++i) {
@@ -224,7 +232,8 @@ std::string Commands::path_in(int argc, char** argv) const {
         if (word == "--version" || word == "--json" || word == "-h" || word == "--help") {
             continue;
         }
-        const std::string longer = path.empty() ? std::string(word) : path + " " + std::string(word);
+        const std::string longer =
+            path.empty() ? std::string(word) : path + " " + std::string(word);
         if (!entries_.contains(longer)) {
             break;
         }
@@ -244,12 +253,13 @@ Error Commands::unexpected(const CLI::App& app) const {
                 fmt::format("unknown flag '{}'.{}", flag, did_you_mean(flag, names_of_flags(app)))};
     }
     if (!app.get_subcommands({}).empty()) {
-        return {ErrorCode::usage,
-                fmt::format("unknown command '{}'.{}", word, did_you_mean(word, names_of_subcommands(app)))};
+        return {ErrorCode::usage, fmt::format("unknown command '{}'.{}", word,
+                                              did_you_mean(word, names_of_subcommands(app)))};
     }
     // Not shown: it may be part of a prompt that was not quoted.
     return {ErrorCode::usage,
-            fmt::format("{} argument(s) too many; text of several words needs quotes", app.remaining_size())};
+            fmt::format("{} argument(s) too many; text of several words needs quotes",
+                        app.remaining_size())};
 }
 
 Result<int> Commands::parse_and_run(int argc, char** argv) {
@@ -284,7 +294,8 @@ Result<int> Commands::parse_and_run(int argc, char** argv) {
         if (!session_.machine()) {
             session_.note(help(path));
         }
-        return Error{ErrorCode::usage, path.empty() ? "no command given" : "which " + path + " command?"};
+        return Error{ErrorCode::usage,
+                     path.empty() ? "no command given" : "which " + path + " command?"};
     }
     if (!session_.common.allow_core) {
         prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -315,8 +326,9 @@ int Commands::run(int argc, char** argv) {
         return *result;
     }
     const Error& error = result.error();
-    const int status = error.code == ErrorCode::cancelled && stop_signal() != 0 ? 128 + stop_signal()
-                                                                                : exit_code(error.code);
+    const int status = error.code == ErrorCode::cancelled && stop_signal() != 0
+                           ? 128 + stop_signal()
+                           : exit_code(error.code);
     session_.say(error.message);
     if (json || session_.machine()) {
         Json object = session_.object();

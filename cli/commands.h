@@ -11,8 +11,9 @@
 
 namespace kvw::cli {
 
-// What a command does once its flags are read: its exit status, or the error that main reports and that
-// becomes the exit status. With --json it has printed its one object itself unless it returns an error.
+// What a command does once its flags are read: its exit status, or the error that main reports and
+// that becomes the exit status. With --json it has printed its one object itself unless it returns
+// an error.
 using Action = std::function<Result<int>(Session&)>;
 
 struct CommandInfo {

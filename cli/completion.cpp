@@ -42,7 +42,8 @@ void collect(const CLI::App& app, const std::string& path, std::vector<Place>& p
 std::string path_walk(const std::vector<Place>& places, const char* words, const char* first) {
     std::string known;
     for (const Place& place : places) {
-        known += place.path.empty() ? "" : fmt::format("{}'{}'", known.empty() ? "" : "|", place.path);
+        known +=
+            place.path.empty() ? "" : fmt::format("{}'{}'", known.empty() ? "" : "|", place.path);
     }
     return fmt::format(
         "    local path='' word next\n"
@@ -58,7 +59,7 @@ std::string path_walk(const std::vector<Place>& places, const char* words, const
 std::string case_of_paths(const std::vector<Place>& places) {
     std::string out = "    case \"$path\" in\n";
     for (const Place& place : places) {
-        out += fmt::format("        '{}') next='{}' ;;\n", place.path, fmt::join(place.words, " "));
+        out += fmt::format("        '{}') next='{}' ;;\n", place.path, joined(place.words, " "));
     }
     return out + "    esac\n";
 }
@@ -72,7 +73,8 @@ std::string bash(const std::vector<Place>& places) {
 }
 
 std::string zsh(const std::vector<Place>& places) {
-    return "#compdef kvwitness\n# zsh completion of kvwitness: source <(kvwitness completion zsh)\n_kvwitness() {\n" +
+    return "#compdef kvwitness\n# zsh completion of kvwitness: source <(kvwitness completion "
+           "zsh)\n_kvwitness() {\n" +
            path_walk(places, "words", "1:$((CURRENT-2))") + case_of_paths(places) +
            "    compadd -- ${(s: :)next}\n"
            "    _files\n"
@@ -110,8 +112,9 @@ std::string fish(const std::vector<Place>& places) {
     for (const Place& place : places) {
         for (const auto& [word, help] : place.described) {
             const char* form = word.starts_with("--") ? "-l" : word.starts_with("-") ? "-s" : "-a";
-            out += fmt::format("complete -c kvwitness -n \"__kvwitness_at '{}'\" {} '{}' -d '{}'\n", place.path, form,
-                               word.substr(word.find_first_not_of('-')), quoted_for_fish(help));
+            out += fmt::format("complete -c kvwitness -n \"__kvwitness_at '{}'\" {} '{}' -d '{}'\n",
+                               place.path, form, word.substr(word.find_first_not_of('-')),
+                               quoted_for_fish(help));
         }
     }
     return out;
@@ -133,7 +136,8 @@ void add_completion(Commands& commands) {
               "  kvwitness completion fish | source"},
              [shell, &commands](Session& session) -> Result<int> {
                  if (*shell != "bash" && *shell != "zsh" && *shell != "fish") {
-                     return Error{ErrorCode::usage, fmt::format("'{}' is not one of bash|zsh|fish", *shell)};
+                     return Error{ErrorCode::usage,
+                                  fmt::format("'{}' is not one of bash|zsh|fish", *shell)};
                  }
                  if (session.common.json) {
                      Json object = session.object();

@@ -17,30 +17,41 @@ namespace {
 
 const char* access_name(std::uint64_t access) {
     switch (static_cast<AccessKind>(access)) {
-        case AccessKind::read: return "read";
-        case AccessKind::write: return "write";
-        case AccessKind::move: return "move";
-        case AccessKind::scrub: return "scrub";
+        case AccessKind::read:
+            return "read";
+        case AccessKind::write:
+            return "write";
+        case AccessKind::move:
+            return "move";
+        case AccessKind::scrub:
+            return "scrub";
     }
     return "unknown";
 }
 
 const char* checkpoint_name(std::uint64_t checkpoint) {
     switch (static_cast<Checkpoint>(checkpoint)) {
-        case Checkpoint::first_sample: return "first_sample";
-        case Checkpoint::interval: return "interval";
-        case Checkpoint::finish: return "finish";
+        case Checkpoint::first_sample:
+            return "first_sample";
+        case Checkpoint::interval:
+            return "interval";
+        case Checkpoint::finish:
+            return "finish";
     }
     return "unknown";
 }
 
 Json reason_name(EventKind kind, std::uint64_t reason) {
     switch (kind) {
-        case EventKind::reject: return name_of(static_cast<RejectReason>(reason));
+        case EventKind::reject:
+            return name_of(static_cast<RejectReason>(reason));
         case EventKind::cancel:
-        case EventKind::finish: return name_of(static_cast<FinishReason>(reason));
-        case EventKind::free: return name_of(static_cast<FreeReason>(reason));
-        default: return reason;
+        case EventKind::finish:
+            return name_of(static_cast<FinishReason>(reason));
+        case EventKind::free:
+            return name_of(static_cast<FreeReason>(reason));
+        default:
+            return reason;
     }
 }
 
@@ -49,8 +60,8 @@ bool is_float(EventKind kind, const FieldSchema& field) {
 }
 
 Json field_json(const Event& event, const FieldSchema& field, std::uint64_t value) {
-    if (field.name == "request" || field.name == "writer_request" || field.name == "request_loaded" ||
-        field.name == "seed") {
+    if (field.name == "request" || field.name == "writer_request" ||
+        field.name == "request_loaded" || field.name == "seed") {
         return std::to_string(value);
     }
     if (field.name == "reason") {
@@ -69,9 +80,12 @@ Json field_json(const Event& event, const FieldSchema& field, std::uint64_t valu
         return std::bit_cast<float>(static_cast<std::uint32_t>(value));
     }
     switch (field.code) {
-        case FieldCode::fixed32: return fmt::format("{:08x}", value);
-        case FieldCode::fixed64: return fmt::format("{:016x}", value);
-        default: break;
+        case FieldCode::fixed32:
+            return fmt::format("{:08x}", value);
+        case FieldCode::fixed64:
+            return fmt::format("{:016x}", value);
+        default:
+            break;
     }
     // Above 2^53 a number would not survive most readers.
     return value < (1ull << 53) ? Json(value) : Json(std::to_string(value));
@@ -80,10 +94,14 @@ Json field_json(const Event& event, const FieldSchema& field, std::uint64_t valu
 // What the event's bytes are called.
 const char* bytes_name(EventKind kind) {
     switch (kind) {
-        case EventKind::config: return "config";
-        case EventKind::violation: return "kind";
-        case EventKind::note_host: return "host";
-        default: return "name";
+        case EventKind::config:
+            return "config";
+        case EventKind::violation:
+            return "kind";
+        case EventKind::note_host:
+            return "host";
+        default:
+            return "name";
     }
 }
 
@@ -134,7 +152,8 @@ std::string tenant_name(std::uint64_t number, const std::map<std::uint64_t, std:
 
 }  // namespace
 
-Json event_json(const Event& event, std::uint64_t event_number, const std::map<std::uint64_t, std::string>& tenants) {
+Json event_json(const Event& event, std::uint64_t event_number,
+                const std::map<std::uint64_t, std::string>& tenants) {
     Json object = object_of("event");
     object["event"] = event.numbered() ? Json(event_number) : Json(nullptr);
     const KindSchema* schema = schema_of(event.kind);
@@ -178,12 +197,21 @@ Json text_json(const TextRecord& record, const std::map<std::uint64_t, std::stri
     switch (record.kind) {
         case TextKind::key:
             object["kind"] = "key";
-            object["key"] = hex({reinterpret_cast<const std::uint8_t*>(record.bytes.data()), record.bytes.size()});
+            object["key"] = hex(
+                {reinterpret_cast<const std::uint8_t*>(record.bytes.data()), record.bytes.size()});
             return object;
-        case TextKind::prompt: object["kind"] = "prompt"; break;
-        case TextKind::stop: object["kind"] = "stop"; break;
-        case TextKind::prompt_ids: object["kind"] = "prompt_ids"; break;
-        case TextKind::ids: object["kind"] = "ids"; break;
+        case TextKind::prompt:
+            object["kind"] = "prompt";
+            break;
+        case TextKind::stop:
+            object["kind"] = "stop";
+            break;
+        case TextKind::prompt_ids:
+            object["kind"] = "prompt_ids";
+            break;
+        case TextKind::ids:
+            object["kind"] = "ids";
+            break;
     }
     if (record.kind == TextKind::prompt || record.kind == TextKind::stop) {
         put_text(object, std::string(record.bytes));

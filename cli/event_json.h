@@ -10,7 +10,8 @@
 namespace kvw::cli {
 
 // `tenants`: names by number, so that a submit can name its tenant.
-Json event_json(const Event& event, std::uint64_t event_number, const std::map<std::uint64_t, std::string>& tenants);
+Json event_json(const Event& event, std::uint64_t event_number,
+                const std::map<std::uint64_t, std::string>& tenants);
 // What a text record holds: prompts as text, ids as numbers; a key as hex.
 Json text_json(const TextRecord& record, const std::map<std::uint64_t, std::string>& tenants);
 

@@ -25,9 +25,10 @@ double per_second(std::uint64_t count, Time from, Time to) {
 
 void put_times(Generated& made, const Times& times) {
     if (times.first) {
-        made.ttft_ms = std::chrono::duration<double, std::milli>(*times.first - times.submitted).count();
-        made.prefill_tps =
-            per_second(made.facts.prompt_tokens - made.facts.cached_tokens, times.submitted, *times.first);
+        made.ttft_ms =
+            std::chrono::duration<double, std::milli>(*times.first - times.submitted).count();
+        made.prefill_tps = per_second(made.facts.prompt_tokens - made.facts.cached_tokens,
+                                      times.submitted, *times.first);
         made.decode_tps = per_second(made.ids.size() - 1, *times.first, *times.last);
     }
 }
@@ -69,7 +70,8 @@ Generated generate(Engine& engine, GenerateRequest request, Session& session, Pr
             }
             answer.take(output);
             if (!output.bytes.empty()) {
-                // What left the engine counts as given away, whether or not its reader was still there.
+                // What left the engine counts as given away, whether or not its reader was still
+                // there.
                 engine.delivered(*id, output.bytes);
             }
             made.finish = output.finish;

@@ -36,19 +36,20 @@ struct RunFlags {
 
 // One request, from submit to its end.
 struct Generated {
-    std::string request = "0";             // decimal
+    std::string request = "0";  // decimal
     std::vector<TokenId> prompt_ids, ids;
     std::string text;
-    std::optional<FinishReason> finish;    // none: refused, or the engine stopped
-    std::optional<Error> error;            // refusal, nonfinite, violation, or what stopped the engine
-    bool refused = false;                  // never became work
-    bool engine_stopped = false;           // only closing the trace may follow
+    std::optional<FinishReason> finish;  // none: refused, or the engine stopped
+    std::optional<Error> error;   // refusal, nonfinite, violation, or what stopped the engine
+    bool refused = false;         // never became work
+    bool engine_stopped = false;  // only closing the trace may follow
     RequestFacts facts;
     std::vector<TopLogit> first_logits;
     double ttft_ms = 0, prefill_tps = 0, decode_tps = 0;
 };
 
-// Runs the engine until this request has ended. A signal, or a stdout that takes no more, cancels it.
+// Runs the engine until this request has ended. A signal, or a stdout that takes no more, cancels
+// it.
 Generated generate(Engine& engine, GenerateRequest request, Session& session, Progress& progress);
 
 }  // namespace kvw::cli

@@ -12,10 +12,12 @@ namespace kvw::cli {
 
 namespace {
 
-Result<int> print_help(const std::vector<std::string>& words, const Commands& commands, Session& session) {
-    const std::string path = fmt::format("{}", fmt::join(words, " "));
+Result<int> print_help(const std::vector<std::string>& words, const Commands& commands,
+                       Session& session) {
+    const std::string path = joined(words, " ");
     if (!commands.known(path)) {
-        return Error{ErrorCode::usage, fmt::format("no command '{}'; kvwitness help lists them", path)};
+        return Error{ErrorCode::usage,
+                     fmt::format("no command '{}'; kvwitness help lists them", path)};
     }
     if (session.common.json) {
         Json object = session.object();

@@ -62,9 +62,9 @@ std::string text_at(const Gguf& gguf, std::string_view key) {
 void put_shape(Json& object, const Gguf& gguf) {
     const std::string prefix = text_at(gguf, "general.architecture") + ".";
     static constexpr std::pair<const char*, const char*> kKeys[] = {
-        {"layers", "block_count"},           {"width", "embedding_length"},
-        {"heads", "attention.head_count"},   {"kv_heads", "attention.head_count_kv"},
-        {"ff", "feed_forward_length"},       {"context", "context_length"},
+        {"layers", "block_count"},         {"width", "embedding_length"},
+        {"heads", "attention.head_count"}, {"kv_heads", "attention.head_count_kv"},
+        {"ff", "feed_forward_length"},     {"context", "context_length"},
         {"vocab", "vocab_size"},
     };
     for (const auto& [name, key] : kKeys) {
@@ -75,7 +75,8 @@ void put_shape(Json& object, const Gguf& gguf) {
 }
 
 Json tokenizer_json(const Gguf& gguf) {
-    Json object{{"model", text_at(gguf, "tokenizer.ggml.model")}, {"pre", text_at(gguf, "tokenizer.ggml.pre")}};
+    Json object{{"model", text_at(gguf, "tokenizer.ggml.model")},
+                {"pre", text_at(gguf, "tokenizer.ggml.pre")}};
     const Result<Tokenizer> tokenizer = Tokenizer::create(gguf);
     object["supported"] = tokenizer.has_value();
     if (!tokenizer) {
@@ -101,9 +102,10 @@ Json kv_json(const ModelConfig& config) {
     const std::uint64_t memory = memory_available();
     return Json{{"bytes_per_token", per_token},
                 {"page_bytes", config.tile_shape().page_bytes()},
-                {"tokens", {{"context", config.context},
-                            {"default_pool", config.context},
-                            {"memory", memory / per_token}}},
+                {"tokens",
+                 {{"context", config.context},
+                  {"default_pool", config.context},
+                  {"memory", memory / per_token}}},
                 {"memory_available", memory}};
 }
 
@@ -123,7 +125,8 @@ Json info_json(const Session& session, const Gguf& gguf, bool rehash) {
     object["architecture"] = text_at(gguf, "general.architecture");
     object["gguf_version"] = gguf.version();
     object["bytes"] = gguf.file_size();
-    const std::optional<Digest256> known = rehash ? std::nullopt : remembered_sha256(gguf.identity());
+    const std::optional<Digest256> known =
+        rehash ? std::nullopt : remembered_sha256(gguf.identity());
     const Digest256 digest = known ? *known : sha256(gguf.file_bytes());
     if (!known) {
         remember_sha256(gguf.identity(), digest, session.clock.wall_ns());
@@ -153,22 +156,25 @@ std::string shown(const Json& value) {
 
 std::string info_text(const Json& object) {
     std::string out;
-    for (const char* key : {"path", "name", "architecture", "gguf_version", "sha256", "layers", "width", "heads",
-                            "kv_heads", "head_dim", "ff", "vocab", "context"}) {
+    for (const char* key : {"path", "name", "architecture", "gguf_version", "sha256", "layers",
+                            "width", "heads", "kv_heads", "head_dim", "ff", "vocab", "context"}) {
         if (object.contains(key)) {
             out += fmt::format("{:<16} {}\n", key, shown(object[key]));
         }
     }
-    out += fmt::format("{:<16} {}, {} tensors\n", "size", human_bytes(object["bytes"].get<std::uint64_t>()),
+    out += fmt::format("{:<16} {}, {} tensors\n", "size",
+                       human_bytes(object["bytes"].get<std::uint64_t>()),
                        object["tensors"].get<std::uint64_t>());
     for (const Json& type : object["types"]) {
         out += fmt::format("  {:<14} {:>5} tensors {:>12}{}\n", shown(type["type"]),
-                           type["tensors"].get<std::uint64_t>(), human_bytes(type["bytes"].get<std::uint64_t>()),
+                           type["tensors"].get<std::uint64_t>(),
+                           human_bytes(type["bytes"].get<std::uint64_t>()),
                            type["supported"].get<bool>() ? "" : "  not supported");
     }
     const Json& tokenizer = object["tokenizer"];
-    out += fmt::format("{:<16} {} {}{}\n", "tokenizer", shown(tokenizer["model"]), shown(tokenizer["pre"]),
-                       tokenizer["supported"].get<bool>() ? "" : "  not supported: " + shown(tokenizer["why"]));
+    out += fmt::format(
+        "{:<16} {} {}{}\n", "tokenizer", shown(tokenizer["model"]), shown(tokenizer["pre"]),
+        tokenizer["supported"].get<bool>() ? "" : "  not supported: " + shown(tokenizer["why"]));
     const Json& chat = object["chat_template"];
     out += fmt::format("{:<16} {}\n", "chat template",
                        chat["known"].get<bool>()     ? shown(chat["name"])
@@ -176,12 +182,14 @@ std::string info_text(const Json& object) {
                                                      : "none");
     if (object.contains("kv")) {
         const Json& kv = object["kv"];
-        out += fmt::format("{:<16} {} per token; {} tokens of context and pool take {}; memory has room for {} tokens\n",
-                           "KV cache", human_bytes(kv["bytes_per_token"].get<std::uint64_t>()),
-                           kv["tokens"]["context"].get<std::uint64_t>(),
-                           human_bytes(kv["bytes_per_token"].get<std::uint64_t>() *
-                                       kv["tokens"]["context"].get<std::uint64_t>()),
-                           kv["tokens"]["memory"].get<std::uint64_t>());
+        out += fmt::format(
+            "{:<16} {} per token; {} tokens of context and pool take {}; memory has room for {} "
+            "tokens\n",
+            "KV cache", human_bytes(kv["bytes_per_token"].get<std::uint64_t>()),
+            kv["tokens"]["context"].get<std::uint64_t>(),
+            human_bytes(kv["bytes_per_token"].get<std::uint64_t>() *
+                        kv["tokens"]["context"].get<std::uint64_t>()),
+            kv["tokens"]["memory"].get<std::uint64_t>());
     }
     out += fmt::format("{:<16} {}\n", "supported",
                        object["supported"].get<bool>() ? "yes" : "no: " + shown(object["why"]));
@@ -233,18 +241,21 @@ Result<int> check_model(const InfoFlags& flags, Session& session) {
 
 void add_model_info(Commands& commands) {
     const auto described = std::make_shared<InfoFlags>();
-    Flags info_flags = commands.add({"model info", "model", "describe a model file",
-                                     "  kvwitness model info model.gguf\n"
-                                     "  kvwitness model info model.gguf --json"},
-                                    [described](Session& session) { return info(*described, session); });
+    Flags info_flags =
+        commands.add({"model info", "model", "describe a model file",
+                      "  kvwitness model info model.gguf\n"
+                      "  kvwitness model info model.gguf --json"},
+                     [described](Session& session) { return info(*described, session); });
     info_flags.positional("FILE", described->file, "Model file (GGUF)")
-        .flag("--rehash", described->model.rehash, "Compute the SHA-256 again instead of trusting the cache");
+        .flag("--rehash", described->model.rehash,
+              "Compute the SHA-256 again instead of trusting the cache");
     add_model_flag(info_flags, described->model);
 
     const auto checked = std::make_shared<InfoFlags>();
-    Flags check_flags = commands.add({"model check", "model", "open and load a model file; exit 3 says what is wrong",
-                                      "  kvwitness model check model.gguf"},
-                                     [checked](Session& session) { return check_model(*checked, session); });
+    Flags check_flags = commands.add(
+        {"model check", "model", "open and load a model file; exit 3 says what is wrong",
+         "  kvwitness model check model.gguf"},
+        [checked](Session& session) { return check_model(*checked, session); });
     check_flags.positional("FILE", checked->file, "Model file (GGUF)");
     add_model_flags(check_flags, checked->model);
 }

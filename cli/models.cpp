@@ -27,7 +27,8 @@ Result<FileIdentity> identity_of(const Path& path) {
 }
 
 std::string key_of(const FileIdentity& identity) {
-    return fmt::format("{} {} {} {} ", identity.device, identity.inode, identity.size, identity.modified_ns);
+    return fmt::format("{} {} {} {} ", identity.device, identity.inode, identity.size,
+                       identity.modified_ns);
 }
 
 Result<Path> cache_file() {
@@ -83,10 +84,13 @@ void add_model_flag(Flags& flags, ModelFlags& model) {
 
 void add_model_flags(Flags& flags, ModelFlags& model) {
     add_model_flag(flags, model);
-    flags.whole("-t,--threads", model.threads, 1, 1024, "Threads; default: all processors this process may use");
-    flags.choice("--isa", model.isa, {"auto", "ref", "avx2", "avx512"}, "Instruction set; all give the same bits");
+    flags.whole("-t,--threads", model.threads, 1, 1024,
+                "Threads; default: all processors this process may use");
+    flags.choice("--isa", model.isa, {"auto", "ref", "avx2", "avx512"},
+                 "Instruction set; all give the same bits");
     flags.choice("--device", model.device, {"auto", "cpu", "cuda"}, "Where to compute");
-    flags.flag("--rehash", model.rehash, "Compute the file's SHA-256 again instead of trusting the cache");
+    flags.flag("--rehash", model.rehash,
+               "Compute the file's SHA-256 again instead of trusting the cache");
 }
 
 Result<const Kernels*> choose_kernels(const ModelFlags& flags) {
@@ -95,9 +99,10 @@ Result<const Kernels*> choose_kernels(const ModelFlags& flags) {
     }
     const Kernels* kernels = kernels_named(flags.isa);
     if (kernels == nullptr) {
-        return Error{ErrorCode::no_device, fmt::format("this processor has no {}; --isa auto takes the best it has "
-                                                       "({})",
-                                                       flags.isa, best_kernels().isa)};
+        return Error{ErrorCode::no_device,
+                     fmt::format("this processor has no {}; --isa auto takes the best it has "
+                                 "({})",
+                                 flags.isa, best_kernels().isa)};
     }
     return kernels;
 }
@@ -110,11 +115,14 @@ Result<std::string> model_path(const std::optional<std::string>& given) {
     if (std::filesystem::is_regular_file(kDefaultModel, ignored)) {
         return std::string(kDefaultModel);
     }
-    return Error{ErrorCode::usage, fmt::format("no model: give one with -m FILE or KVW_MODEL (there is no {} here)",
-                                               kDefaultModel)};
+    return Error{ErrorCode::usage,
+                 fmt::format("no model: give one with -m FILE or KVW_MODEL (there is no {} here)",
+                             kDefaultModel)};
 }
 
-unsigned thread_count(const ModelFlags& flags) { return flags.threads.value_or(usable_processors()); }
+unsigned thread_count(const ModelFlags& flags) {
+    return flags.threads.value_or(usable_processors());
+}
 
 Result<LoadedModel> load_model(const ModelFlags& flags, Progress& progress) {
     const auto start = std::chrono::steady_clock::now();
@@ -134,7 +142,8 @@ Result<LoadedModel> load_model(const ModelFlags& flags, Progress& progress) {
     }
     loaded.gguf = std::make_unique<Gguf>(std::move(*gguf));
     const FileIdentity identity = loaded.gguf->identity();
-    const std::optional<Digest256> known = flags.rehash ? std::nullopt : remembered_sha256(identity);
+    const std::optional<Digest256> known =
+        flags.rehash ? std::nullopt : remembered_sha256(identity);
     Hashing hashing(*loaded.gguf, !known);
 
     loaded.threads = std::make_unique<ThreadPool>(thread_count(flags));
@@ -145,7 +154,8 @@ Result<LoadedModel> load_model(const ModelFlags& flags, Progress& progress) {
     loaded.tokenizer = std::make_unique<Tokenizer>(std::move(*tokenizer));
     progress.begin();
     Result<std::unique_ptr<Model>> model =
-        Model::load(*loaded.gguf, *loaded.threads, [&](double fraction) { progress.show("loading", fraction); });
+        Model::load(*loaded.gguf, *loaded.threads,
+                    [&](double fraction) { progress.show("loading", fraction); });
     progress.clear();
     if (!model) {
         return model.error();
@@ -155,7 +165,8 @@ Result<LoadedModel> load_model(const ModelFlags& flags, Progress& progress) {
 
     const Result<FileIdentity> now = identity_of(*path);
     if (!now || *now != identity) {
-        return Error{ErrorCode::file_changed, fmt::format("{} changed while it was being loaded", *path)};
+        return Error{ErrorCode::file_changed,
+                     fmt::format("{} changed while it was being loaded", *path)};
     }
     loaded.identity = {name_of_model(*loaded.gguf), known ? *known : hashing.digest()};
     if (!known) {
@@ -171,7 +182,8 @@ Result<LoadedModel> load_model(const ModelFlags& flags, Progress& progress) {
 
 std::optional<Digest256> remembered_sha256(const FileIdentity& identity) {
     const Result<Path> path = cache_file();
-    const Result<std::string> text = path ? read_file(*path, kCacheBytesMax) : Result<std::string>(path.error());
+    const Result<std::string> text =
+        path ? read_file(*path, kCacheBytesMax) : Result<std::string>(path.error());
     if (!text) {
         return std::nullopt;
     }

@@ -21,8 +21,8 @@ struct ModelFlags {
     std::string device = "auto";
     bool rehash = false;
 };
-void add_model_flag(Flags& flags, ModelFlags& model);        // -m
-void add_model_flags(Flags& flags, ModelFlags& model);       // -m -t --isa --device --rehash
+void add_model_flag(Flags& flags, ModelFlags& model);   // -m
+void add_model_flags(Flags& flags, ModelFlags& model);  // -m -t --isa --device --rehash
 // Device and instruction set, before any file is opened. Fails: usage, no_device.
 Result<const Kernels*> choose_kernels(const ModelFlags& flags);
 // -m, $KVW_MODEL (CLI11 reads it), or the default model in this folder. Fails: usage, naming -m.
@@ -38,11 +38,12 @@ struct LoadedModel {
     ModelIdentity identity;
     double load_ms = 0;
 };
-// Hashes in a thread of its own while weights are packed, unless the digest is known already. Fails:
-// what opening and loading fail with; file_changed when the file is another one afterwards.
+// Hashes in a thread of its own while weights are packed, unless the digest is known already.
+// Fails: what opening and loading fail with; file_changed when the file is another one afterwards.
 Result<LoadedModel> load_model(const ModelFlags& flags, Progress& progress);
 
-// The SHA-256 of a model file, remembered in the cache folder by device, inode, size and time of change.
+// The SHA-256 of a model file, remembered in the cache folder by device, inode, size and time of
+// change.
 std::optional<Digest256> remembered_sha256(const FileIdentity& identity);
 void remember_sha256(const FileIdentity& identity, const Digest256& digest, std::int64_t wall_ns);
 

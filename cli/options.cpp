@@ -21,7 +21,8 @@ struct Unit {
 };
 
 // A whole number and a unit behind it; the unit "" may be among them.
-Result<std::uint64_t> with_unit(std::string_view text, std::span<const Unit> units, const char* wanted) {
+Result<std::uint64_t> with_unit(std::string_view text, std::span<const Unit> units,
+                                const char* wanted) {
     const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
     const Result<std::uint64_t> number =
         whole_number(text.substr(0, digits), 0, std::numeric_limits<std::uint64_t>::max());
@@ -49,9 +50,10 @@ Result<std::uint64_t> whole_number(std::string_view text, std::uint64_t low, std
     std::uint64_t value = 0;
     const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (problem != std::errc() || end != text.data() + text.size() || value < low || value > high) {
-        return usage(high == std::numeric_limits<std::uint64_t>::max()
-                         ? fmt::format("'{}' is not a whole number of at least {}", text, low)
-                         : fmt::format("'{}' is not a whole number from {} to {}", text, low, high));
+        return usage(
+            high == std::numeric_limits<std::uint64_t>::max()
+                ? fmt::format("'{}' is not a whole number of at least {}", text, low)
+                : fmt::format("'{}' is not a whole number from {} to {}", text, low, high));
     }
     return value;
 }
@@ -59,8 +61,8 @@ Result<std::uint64_t> whole_number(std::string_view text, std::uint64_t low, std
 Result<double> real_number(std::string_view text, double low, double high) {
     double value = 0;
     const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (problem != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < low ||
-        value > high) {
+    if (problem != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
+        value < low || value > high) {
         return usage(fmt::format("'{}' is not a number from {} to {}", text, low, high));
     }
     return value;
@@ -81,15 +83,18 @@ Result<std::uint64_t> byte_size(std::string_view text) {
 }
 
 Result<std::int64_t> duration_seconds(std::string_view text) {
-    static constexpr Unit kUnits[] = {{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}, {"w", 604800}};
-    const Result<std::uint64_t> seconds = with_unit(text, kUnits, "a duration such as 14d, 36h or 30m");
+    static constexpr Unit kUnits[] = {
+        {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}, {"w", 604800}};
+    const Result<std::uint64_t> seconds =
+        with_unit(text, kUnits, "a duration such as 14d, 36h or 30m");
     if (!seconds) {
         return seconds.error();
     }
     return static_cast<std::int64_t>(std::min<std::uint64_t>(*seconds, 1ull << 33));  // 270 years
 }
 
-Result<std::vector<std::uint64_t>> whole_numbers(std::string_view text, std::uint64_t low, std::uint64_t high) {
+Result<std::vector<std::uint64_t>> whole_numbers(std::string_view text, std::uint64_t low,
+                                                 std::uint64_t high) {
     std::vector<std::uint64_t> values;
     while (true) {
         const std::size_t comma = std::min(text.find(','), text.size());
@@ -103,6 +108,14 @@ Result<std::vector<std::uint64_t>> whole_numbers(std::string_view text, std::uin
         }
         text.remove_prefix(comma + 1);
     }
+}
+
+std::string joined(const std::vector<std::string>& words, std::string_view between) {
+    std::string out;
+    for (const std::string& word : words) {
+        out.append(out.empty() ? "" : between).append(word);
+    }
+    return out;
 }
 
 Status check_tenant_name(std::string_view name) {
@@ -125,15 +138,17 @@ Flags& Flags::flag(const std::string& names, bool& on, const std::string& help) 
     return *this;
 }
 
-Flags& Flags::value(const std::string& names, const std::string& kind, const std::string& shown_default,
-                    const std::string& help, Take take, bool variable) {
+Flags& Flags::value(const std::string& names, const std::string& kind,
+                    const std::string& shown_default, const std::string& help, Take take,
+                    bool variable) {
     const std::string name = variable ? variable_of(names) : "";
     const auto read = [names, name, take](const CLI::results_t& results) {
         const Status taken = take(results.back());
         if (!taken) {
             const char* set = name.empty() ? nullptr : std::getenv(name.c_str());
             const bool from_variable = set != nullptr && results.back() == set;
-            throw CLI::ValidationError(names + (from_variable ? " (" + name + ")" : ""), taken.error().message);
+            throw CLI::ValidationError(names + (from_variable ? " (" + name + ")" : ""),
+                                       taken.error().message);
         }
         return true;
     };
@@ -146,8 +161,8 @@ Flags& Flags::value(const std::string& names, const std::string& kind, const std
     return *this;
 }
 
-Flags& Flags::text(const std::string& names, const std::string& kind, std::string& target, const std::string& help,
-                   bool variable) {
+Flags& Flags::text(const std::string& names, const std::string& kind, std::string& target,
+                   const std::string& help, bool variable) {
     const auto take = [&target](std::string_view text) -> Status {
         target = text;
         return {};
@@ -155,8 +170,8 @@ Flags& Flags::text(const std::string& names, const std::string& kind, std::strin
     return value(names, kind, target, help, take, variable);
 }
 
-Flags& Flags::text(const std::string& names, const std::string& kind, std::optional<std::string>& target,
-                   const std::string& help, bool variable) {
+Flags& Flags::text(const std::string& names, const std::string& kind,
+                   std::optional<std::string>& target, const std::string& help, bool variable) {
     const auto take = [&target](std::string_view text) -> Status {
         target = text;
         return {};
@@ -164,8 +179,8 @@ Flags& Flags::text(const std::string& names, const std::string& kind, std::optio
     return value(names, kind, "", help, take, variable);
 }
 
-Flags& Flags::texts(const std::string& names, const std::string& kind, std::vector<std::string>& target,
-                    const std::string& help) {
+Flags& Flags::texts(const std::string& names, const std::string& kind,
+                    std::vector<std::string>& target, const std::string& help) {
     app_->add_option(
             names,
             [&target](const CLI::results_t& results) {
@@ -180,30 +195,34 @@ Flags& Flags::texts(const std::string& names, const std::string& kind, std::vect
     return *this;
 }
 
-Flags& Flags::choice(const std::string& names, std::string& target, const std::vector<std::string>& choices,
-                     const std::string& help) {
-    const std::string listed = fmt::format("{}", fmt::join(choices, "|"));
-    return value(names, listed, target, help, [&target, choices, listed](std::string_view text) -> Status {
-        if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-            return usage(fmt::format("'{}' is not one of {}", text, listed));
-        }
-        target = text;
-        return {};
-    });
+Flags& Flags::choice(const std::string& names, std::string& target,
+                     const std::vector<std::string>& choices, const std::string& help) {
+    const std::string listed = joined(choices, "|");
+    return value(names, listed, target, help,
+                 [&target, choices, listed](std::string_view text) -> Status {
+                     if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+                         return usage(fmt::format("'{}' is not one of {}", text, listed));
+                     }
+                     target = text;
+                     return {};
+                 });
 }
 
-Flags& Flags::real(const std::string& names, float& target, double low, double high, const std::string& help) {
-    return value(names, "X", fmt::format("{}", target), help, [&target, low, high](std::string_view text) -> Status {
-        const Result<double> number = real_number(text, low, high);
-        if (!number) {
-            return number.error();
-        }
-        target = static_cast<float>(*number);
-        return {};
-    });
+Flags& Flags::real(const std::string& names, float& target, double low, double high,
+                   const std::string& help) {
+    return value(names, "X", fmt::format("{}", target), help,
+                 [&target, low, high](std::string_view text) -> Status {
+                     const Result<double> number = real_number(text, low, high);
+                     if (!number) {
+                         return number.error();
+                     }
+                     target = static_cast<float>(*number);
+                     return {};
+                 });
 }
 
-Flags& Flags::positional(const std::string& name, std::string& target, const std::string& help, bool required) {
+Flags& Flags::positional(const std::string& name, std::string& target, const std::string& help,
+                         bool required) {
     app_->add_option(
             name,
             [&target](const CLI::results_t& results) {
@@ -215,7 +234,8 @@ Flags& Flags::positional(const std::string& name, std::string& target, const std
     return *this;
 }
 
-Flags& Flags::positional(const std::string& name, std::optional<std::string>& target, const std::string& help) {
+Flags& Flags::positional(const std::string& name, std::optional<std::string>& target,
+                         const std::string& help) {
     app_->add_option(
         name,
         [&target](const CLI::results_t& results) {
@@ -226,8 +246,8 @@ Flags& Flags::positional(const std::string& name, std::optional<std::string>& ta
     return *this;
 }
 
-Flags& Flags::positionals(const std::string& name, std::vector<std::string>& target, const std::string& help,
-                          bool required) {
+Flags& Flags::positionals(const std::string& name, std::vector<std::string>& target,
+                          const std::string& help, bool required) {
     app_->add_option(
             name,
             [&target](const CLI::results_t& results) {

@@ -23,8 +23,9 @@ Result<Path> xdg_folder(const char* variable, const char* below_home) {
     }
     const char* home = std::getenv("HOME");
     if (home == nullptr || !Path(home).is_absolute()) {
-        return Error{ErrorCode::usage, fmt::format("no place to keep files: neither {} nor HOME is an absolute path",
-                                                   variable)};
+        return Error{ErrorCode::usage,
+                     fmt::format("no place to keep files: neither {} nor HOME is an absolute path",
+                                 variable)};
     }
     return Path(home) / below_home / "kvwitness";
 }
@@ -88,33 +89,41 @@ Result<Path> Store::find(const std::string& trace) const {
         return Error{ErrorCode::io, fmt::format("no trace {} in {}", trace, folder_.string())};
     }
     if (trace != "@latest" && found.size() > 1) {
-        return Error{ErrorCode::usage, fmt::format("{} runs in {} begin with {}: give more digits", found.size(),
-                                                   folder_.string(), trace)};
+        return Error{ErrorCode::usage, fmt::format("{} runs in {} begin with {}: give more digits",
+                                                   found.size(), folder_.string(), trace)};
     }
     return found.front()->path;
 }
 
 const char* name_of(TraceEnd end) {
     switch (end) {
-        case TraceEnd::closed: return "closed";
-        case TraceEnd::not_closed: return "not_closed";
-        case TraceEnd::torn: return "torn";
-        case TraceEnd::live: return "live";
+        case TraceEnd::closed:
+            return "closed";
+        case TraceEnd::not_closed:
+            return "not_closed";
+        case TraceEnd::torn:
+            return "torn";
+        case TraceEnd::live:
+            return "live";
     }
     return "unknown";
 }
 
-std::string moment(const std::string& run_hex, std::uint64_t event) { return fmt::format("{}:{}", run_hex, event); }
+std::string moment(const std::string& run_hex, std::uint64_t event) {
+    return fmt::format("{}:{}", run_hex, event);
+}
 
 Result<std::uint64_t> event_of_moment(std::string_view text, const RunId& run) {
     const std::size_t colon = text.find(':');
     const std::string_view prefix = text.substr(0, std::min(colon, text.size()));
     if (colon == std::string_view::npos || !is_run_prefix(prefix)) {
-        return Error{ErrorCode::usage,
-                     fmt::format("'{}' is not a moment: <6 to 32 hex digits of the run>:<event>", text)};
+        return Error{
+            ErrorCode::usage,
+            fmt::format("'{}' is not a moment: <6 to 32 hex digits of the run>:<event>", text)};
     }
     if (!to_string(run).starts_with(prefix)) {
-        return Error{ErrorCode::usage, fmt::format("moment {} is not of run {}", text, to_string(run))};
+        return Error{ErrorCode::usage,
+                     fmt::format("moment {} is not of run {}", text, to_string(run))};
     }
     return whole_number(text.substr(colon + 1), 1, std::numeric_limits<std::uint64_t>::max());
 }
@@ -135,7 +144,8 @@ Result<std::string> read_stdin(std::uint64_t bytes_max) {
         }
         text.append(block.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
         if (text.size() > bytes_max) {
-            return Error{ErrorCode::bad_input, fmt::format("stdin is larger than {} bytes", bytes_max)};
+            return Error{ErrorCode::bad_input,
+                         fmt::format("stdin is larger than {} bytes", bytes_max)};
         }
     }
 }

@@ -29,8 +29,8 @@ class Store {
     // <UTC time>-<run prefix>.kvw.zst, in a folder that exists then.
     Result<Path> new_trace(const RunId& run, std::int64_t wall_ns) const;
     Result<std::vector<TraceSummary>> list() const { return list_traces(folder_); }
-    // What a command's TRACE means: a file, "@latest", or at least 6 hex digits of a run in the store.
-    // Fails: io, when it is none of them.
+    // What a command's TRACE means: a file, "@latest", or at least 6 hex digits of a run in the
+    // store. Fails: io, when it is none of them.
     Result<Path> find(const std::string& trace) const;
 
   private:

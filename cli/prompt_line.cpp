@@ -24,7 +24,8 @@ namespace {
 
 constexpr int kHistoryLines = 1000;
 
-// One character from the terminal. libedit's own reader goes on after a signal; a prompt has to end.
+// One character from the terminal. libedit's own reader goes on after a signal; a prompt has to
+// end.
 int read_character(EditLine*, wchar_t* character) {
     std::mbstate_t state{};
     while (true) {

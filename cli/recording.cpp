@@ -55,16 +55,18 @@ class Recording::Forgiving final : public EventSink {
 Recording::Recording(const RecordingOptions& options)
     : options_(options), ledger_(options.stop_on_violation) {}
 
-Result<std::unique_ptr<Recording>> Recording::create(const RecordingOptions& options, const Session& session) {
+Result<std::unique_ptr<Recording>> Recording::create(const RecordingOptions& options,
+                                                     const Session& session) {
     std::unique_ptr<Recording> recording(new Recording(options));
     std::vector<EventSink*> sinks;
     if (options.path) {
-        Result<std::unique_ptr<TraceWriter>> writer = TraceWriter::create({.path = *options.path,
-                                                                           .run_id = options.run_id,
-                                                                           .text = TextMode::plain,
-                                                                           .sync_steps = options.sync,
-                                                                           .replace = options.replace},
-                                                                          session.clock);
+        Result<std::unique_ptr<TraceWriter>> writer =
+            TraceWriter::create({.path = *options.path,
+                                 .run_id = options.run_id,
+                                 .text = TextMode::plain,
+                                 .sync_steps = options.sync,
+                                 .replace = options.replace},
+                                session.clock);
         if (writer) {
             recording->writer_ = std::move(*writer);
         } else if (options.stop_on_trace_error || writer.error().code == ErrorCode::file_exists) {

@@ -27,7 +27,7 @@ class DigestSink final : public EventSink {
 };
 
 struct RecordingOptions {
-    std::optional<Path> path;       // none: no trace
+    std::optional<Path> path;  // none: no trace
     RunId run_id{};
     bool sync = false;
     bool replace = false;
@@ -38,7 +38,8 @@ struct RecordingOptions {
 class Recording {
   public:
     // Fails as TraceWriter::create; with stop_on_trace_error off it goes on without a trace.
-    static Result<std::unique_ptr<Recording>> create(const RecordingOptions& options, const Session& session);
+    static Result<std::unique_ptr<Recording>> create(const RecordingOptions& options,
+                                                     const Session& session);
     ~Recording();
 
     EventSink& sink();

@@ -33,7 +33,8 @@ Status read_solo(const ReplayFlags& flags, SoloChoice& choice) {
         return Error{ErrorCode::usage, "--solo and --no-solo exclude each other"};
     }
     if (flags.solo->ends_with('%')) {
-        const Result<double> percent = real_number(flags.solo->substr(0, flags.solo->size() - 1), 0, 100);
+        const Result<double> percent =
+            real_number(flags.solo->substr(0, flags.solo->size() - 1), 0, 100);
         if (!percent) {
             return percent.error();
         }
@@ -43,7 +44,9 @@ Status read_solo(const ReplayFlags& flags, SoloChoice& choice) {
     const Result<std::uint64_t> request =
         whole_number(*flags.solo, 1, std::numeric_limits<std::uint64_t>::max());
     if (!request) {
-        return Error{ErrorCode::usage, fmt::format("--solo: '{}' is neither a request nor a share such as 10%", *flags.solo)};
+        return Error{
+            ErrorCode::usage,
+            fmt::format("--solo: '{}' is neither a request nor a share such as 10%", *flags.solo)};
     }
     choice.request = *request;
     return {};
@@ -66,7 +69,8 @@ Result<std::optional<std::uint64_t>> read_until(const ReplayFlags& flags, const 
 
 Json divergence_object(const Divergence& divergence, const std::string& run) {
     Json object{{"moment", moment(run, divergence.event)},
-                {"request", divergence.request != 0 ? Json(std::to_string(divergence.request)) : Json(nullptr)},
+                {"request", divergence.request != 0 ? Json(std::to_string(divergence.request))
+                                                    : Json(nullptr)},
                 {"token", divergence.token ? Json(*divergence.token) : Json(nullptr)},
                 {"layer", divergence.layer ? Json(*divergence.layer) : Json(nullptr)},
                 {"detail", printable(divergence.detail)}};
@@ -88,7 +92,8 @@ std::string divergence_text(const Divergence& divergence, const std::string& run
 }
 
 std::string phase_line(const char* name, std::string_view state, double seconds) {
-    return fmt::format("{:<10} {}{}\n", name, state, seconds > 0 ? fmt::format(" ({:.2f} s)", seconds) : "");
+    return fmt::format("{:<10} {}{}\n", name, state,
+                       seconds > 0 ? fmt::format(" ({:.2f} s)", seconds) : "");
 }
 
 LayerState state_of(const Certificate& certificate, ProofLayer layer) {
@@ -106,10 +111,11 @@ std::string result_text(const ReplayResult& result, const Session& session) {
             record = state;
         }
     }
-    std::string text = phase_line("verify", name_of(record), result.record_s) +
-                       phase_line("execution", name_of(state_of(certificate, ProofLayer::execution)),
-                                  result.execution_s) +
-                       phase_line("solo", name_of(state_of(certificate, ProofLayer::solo)), result.solo_s);
+    std::string text =
+        phase_line("verify", name_of(record), result.record_s) +
+        phase_line("execution", name_of(state_of(certificate, ProofLayer::execution)),
+                   result.execution_s) +
+        phase_line("solo", name_of(state_of(certificate, ProofLayer::solo)), result.solo_s);
     if (result.divergence) {
         text += divergence_text(*result.divergence, certificate.run);
     }
@@ -168,7 +174,8 @@ Result<int> replay_trace(const ReplayFlags& flags, Session& session) {
         session.out.write(result_text(*result, session));
     }
     int status = exit_code(result->certificate, *required);
-    if (const Status written = write_certificate_file(flags.certificate, flags.force, object); !written) {
+    if (const Status written = write_certificate_file(flags.certificate, flags.force, object);
+        !written) {
         session.say(written.error().message);
         status = worse_exit(status, exit_code(written.error().code));
     }
@@ -181,19 +188,26 @@ void add_replay(Commands& commands) {
     const auto replay_flags = std::make_shared<ReplayFlags>();
     ReplayFlags& replay = *replay_flags;
     Flags flags = commands.add(
-        {"replay", "certificate", "prove by running it again: verify, execution, then every request alone",
+        {"replay", "certificate",
+         "prove by running it again: verify, execution, then every request alone",
          "  kvwitness replay @latest\n"
          "  kvwitness replay run.kvw.zst -m model.gguf --json\n"
          "  kvwitness replay run.kvw.zst --solo 10%"},
         [replay_flags](Session& session) { return replay_trace(*replay_flags, session); });
-    flags.positional("TRACE", replay.trace, "A file, @latest, or hex digits of a run in the store", true)
+    flags
+        .positional("TRACE", replay.trace, "A file, @latest, or hex digits of a run in the store",
+                    true)
         .flag("--no-solo", replay.no_solo, "Stop after execution")
-        .text("--solo", "REQ|P%", replay.solo, "Run only this request, or this share of requests, alone", false)
+        .text("--solo", "REQ|P%", replay.solo,
+              "Run only this request, or this share of requests, alone", false)
         .text("--until", "MOMENT", replay.until, "Stop execution after this moment", false)
-        .flag("--other-model", replay.other_model, "Go on although the model is not the recorded one")
-        .text("--require", "LEVEL", replay.require, "Exit 6 below this level: record, execution or solo")
+        .flag("--other-model", replay.other_model,
+              "Go on although the model is not the recorded one")
+        .text("--require", "LEVEL", replay.require,
+              "Exit 6 below this level: record, execution or solo")
         .flag("--strict", replay.strict, "Any declared share is a violation")
-        .text("--certificate", "FILE", replay.certificate, "Write the certificate (JSON) into this file", false)
+        .text("--certificate", "FILE", replay.certificate,
+              "Write the certificate (JSON) into this file", false)
         .flag("--force", replay.force, "Replace an existing certificate file")
         .text("--trace-dir", "DIR", replay.trace_dir, "The store; default: the XDG data folder");
     flags.group("Engine");

@@ -21,7 +21,8 @@ namespace kvw::cli {
 namespace {
 
 constexpr std::uint64_t kPromptBytesMax = 64 << 20;
-constexpr double kMemoryShare = 0.8;  // of what is available, for the pool of a context nobody asked for
+constexpr double kMemoryShare =
+    0.8;  // of what is available, for the pool of a context nobody asked for
 
 Error usage(std::string message) { return {ErrorCode::usage, std::move(message)}; }
 
@@ -40,7 +41,8 @@ Status check_flags(const RunFlags& flags) {
     if (flags.no_trace && flags.trace) {
         return usage("--trace and --no-trace exclude each other");
     }
-    const int prompts = flags.prompt_argument.has_value() + flags.prompt.has_value() + flags.prompt_file.has_value();
+    const int prompts = flags.prompt_argument.has_value() + flags.prompt.has_value() +
+                        flags.prompt_file.has_value();
     if (prompts > 1) {
         return usage("one prompt at a time: the argument, -p or -f");
     }
@@ -83,7 +85,8 @@ bool stdin_brings_text() {
 
 Status check_utf8(std::string_view what, std::string_view text) {
     if (const std::optional<std::size_t> bad = first_invalid_utf8(text)) {
-        return Error{ErrorCode::bad_input, fmt::format("the {} is not UTF-8: byte {} begins no character", what, *bad)};
+        return Error{ErrorCode::bad_input,
+                     fmt::format("the {} is not UTF-8: byte {} begins no character", what, *bad)};
     }
     return {};
 }
@@ -96,7 +99,8 @@ Result<std::optional<std::string>> read_prompt(const RunFlags& flags) {
     } else if (flags.prompt_file) {
         text = read_input(*flags.prompt_file, kPromptBytesMax);
     } else if (flags.prompt_argument) {
-        text = stdin_brings_text() ? read_stdin(kPromptBytesMax) : Result<std::string>(std::string());
+        text =
+            stdin_brings_text() ? read_stdin(kPromptBytesMax) : Result<std::string>(std::string());
         if (text) {
             *text += (text->empty() ? "" : " ") + *flags.prompt_argument;
         }
@@ -127,8 +131,8 @@ Result<std::optional<ChatTemplate>> choose_template(const RunFlags& flags, const
     if (flags.raw) {
         return std::optional<ChatTemplate>();
     }
-    Result<ChatTemplate> found =
-        flags.template_name ? ChatTemplate::named(*flags.template_name) : ChatTemplate::of_model(gguf);
+    Result<ChatTemplate> found = flags.template_name ? ChatTemplate::named(*flags.template_name)
+                                                     : ChatTemplate::of_model(gguf);
     if (found) {
         return std::optional<ChatTemplate>(std::move(*found));
     }
@@ -140,13 +144,15 @@ Result<std::optional<ChatTemplate>> choose_template(const RunFlags& flags, const
 
 // The model's context, or what of it memory allows, which is said.
 std::uint32_t default_context(const ModelConfig& model, const Session& session) {
-    const std::uint64_t fits = static_cast<std::uint64_t>(kMemoryShare * static_cast<double>(memory_available())) /
-                               model.kv_bytes_per_token() / kPageTokens * kPageTokens;
+    const std::uint64_t fits =
+        static_cast<std::uint64_t>(kMemoryShare * static_cast<double>(memory_available())) /
+        model.kv_bytes_per_token() / kPageTokens * kPageTokens;
     if (fits >= model.context || fits == 0) {
         return model.context;
     }
-    session.note(fmt::format("context {} of the model's {} tokens: that is what memory allows; -c sets it", fits,
-                             model.context));
+    session.note(
+        fmt::format("context {} of the model's {} tokens: that is what memory allows; -c sets it",
+                    fits, model.context));
     return static_cast<std::uint32_t>(fits);
 }
 
@@ -160,8 +166,8 @@ Result<std::unique_ptr<Recording>> start_recording(const RunFlags& flags, const 
         options.path = *flags.trace;
     } else if (!flags.no_trace) {
         const Result<Store> store = Store::open(flags.trace_dir);
-        const Result<Path> path =
-            store ? store->new_trace(options.run_id, session.clock.wall_ns()) : Result<Path>(store.error());
+        const Result<Path> path = store ? store->new_trace(options.run_id, session.clock.wall_ns())
+                                        : Result<Path>(store.error());
         if (!path && options.stop_on_trace_error) {
             return path.error();
         }
@@ -200,9 +206,9 @@ Result<Serving> start(const RunFlags& flags, Session& session, Progress& progres
         .stop_on_violation = flags.on_violation == "stop"};
     RunContext context{.sink = &serving.recording->sink(),
                        .tenant_key = [](TenantId, const std::string&) { return fresh_key(); }};
-    Result<std::unique_ptr<Engine>> engine =
-        Engine::create(model, *serving.loaded.tokenizer, *serving.loaded.kernels, *serving.loaded.threads, config,
-                       serving.loaded.identity, std::move(context));
+    Result<std::unique_ptr<Engine>> engine = Engine::create(
+        model, *serving.loaded.tokenizer, *serving.loaded.kernels, *serving.loaded.threads, config,
+        serving.loaded.identity, std::move(context));
     if (!engine) {
         serving.recording->discard();
         return engine.error();
@@ -282,7 +288,8 @@ int status_of(const Generated& made, const Serving& serving, const Session& sess
     return session.out.broken() ? session.out.exit_status() : 0;
 }
 
-Error error_for(int status, const Generated& made, const Session& session, const Result<TraceTotals>& totals) {
+Error error_for(int status, const Generated& made, const Session& session,
+                const Result<TraceTotals>& totals) {
     if (made.error) {
         return *made.error;
     }
@@ -295,16 +302,17 @@ Error error_for(int status, const Generated& made, const Session& session, const
     if (session.out.broken()) {
         return session.out.error();
     }
-    return {ErrorCode::violation, "a row was read by a request that did not write it; `verify` names it"};
+    return {ErrorCode::violation,
+            "a row was read by a request that did not write it; `verify` names it"};
 }
 
 Json ids_array(const std::vector<TokenId>& ids) { return Json(ids); }
 
-
-Json envelope(const RunFlags& flags, const Serving& serving, const Generated& made, const Session& session,
-              const Result<TraceTotals>& totals, int status) {
+Json envelope(const RunFlags& flags, const Serving& serving, const Generated& made,
+              const Session& session, const Result<TraceTotals>& totals, int status) {
     Json object = session.object();
-    object["model"] = {{"name", serving.loaded.identity.name}, {"sha256", hex(serving.loaded.identity.sha256)}};
+    object["model"] = {{"name", serving.loaded.identity.name},
+                       {"sha256", hex(serving.loaded.identity.sha256)}};
     object["tenant"] = flags.tenant;
     object["request"] = made.request;
     object["prompt_tokens"] = made.prompt_ids.size();
@@ -327,15 +335,18 @@ Json envelope(const RunFlags& flags, const Serving& serving, const Generated& ma
     object["device"] = "cpu";
     object["isa"] = serving.loaded.kernels->isa;
     object["class"] = "P";
-    object["digest"] = {{"logits", fmt::format("{:016x}{:016x}", made.facts.logits.a, made.facts.logits.b)},
-                        {"ledger", totals ? Json(hex(totals->ledger_digest)) : Json(nullptr)}};
+    object["digest"] = {
+        {"logits", fmt::format("{:016x}{:016x}", made.facts.logits.a, made.facts.logits.b)},
+        {"ledger", totals ? Json(hex(totals->ledger_digest)) : Json(nullptr)}};
     const std::optional<Path> trace = serving.recording->trace();
     object["trace"] = trace ? Json(trace->string()) : Json(nullptr);
     const auto moment_of = [&](std::uint64_t event) {
-        return trace && event != 0 ? Json(moment(serving.recording->run_hex(), event)) : Json(nullptr);
+        return trace && event != 0 ? Json(moment(serving.recording->run_hex(), event))
+                                   : Json(nullptr);
     };
     object["moment"] = moment_of(made.facts.last_event);
-    object["moments"] = {{"first", moment_of(made.facts.first_event)}, {"last", moment_of(made.facts.last_event)}};
+    object["moments"] = {{"first", moment_of(made.facts.first_event)},
+                         {"last", moment_of(made.facts.last_event)}};
     if (flags.top_logits > 0) {
         object["first_logits"] = Json::array();
         for (const TopLogit& top : made.first_logits) {
@@ -354,18 +365,19 @@ std::string where_the_trace_is(const Serving& serving) {
 }
 
 void say_closing_line(const Serving& serving, const Generated& made, const Session& session) {
-    session.note(fmt::format("[{} + {} tokens, {}; prefill {:.0f} t/s, decode {:.1f} t/s; {}]", made.prompt_ids.size(),
-                             made.ids.size(), finish_name(made), made.prefill_tps, made.decode_tps,
-                             where_the_trace_is(serving)));
+    session.note(fmt::format("[{} + {} tokens, {}; prefill {:.0f} t/s, decode {:.1f} t/s; {}]",
+                             made.prompt_ids.size(), made.ids.size(), finish_name(made),
+                             made.prefill_tps, made.decode_tps, where_the_trace_is(serving)));
 }
 
 void say_settings(const RunFlags& flags, const Serving& serving, const Session& session) {
     if (session.common.verbose) {
         const EngineConfig& config = serving.engine->config();
-        session.note(fmt::format("[{}; seed {}, {}, {} threads, context {}, pool {} rows, {} rows a step; run {}]",
-                                 serving.loaded.identity.name, flags.sampling.seed, serving.loaded.kernels->isa,
-                                 serving.loaded.threads->threads(), config.context, config.pool_rows,
-                                 config.batch_rows, serving.recording->run_hex()));
+        session.note(fmt::format(
+            "[{}; seed {}, {}, {} threads, context {}, pool {} rows, {} rows a step; run {}]",
+            serving.loaded.identity.name, flags.sampling.seed, serving.loaded.kernels->isa,
+            serving.loaded.threads->threads(), config.context, config.pool_rows, config.batch_rows,
+            serving.recording->run_hex()));
     }
 }
 
@@ -504,7 +516,8 @@ Result<int> converse(const RunFlags& flags, Session& session) {
     say_settings(flags, *serving, session);
     session.note(fmt::format("{}; /help lists the commands", serving->loaded.identity.name));
     const Result<Path> state = state_folder();
-    PromptLine prompt(flags.no_history || !state ? std::nullopt : std::optional<Path>(*state / "history"));
+    PromptLine prompt(flags.no_history || !state ? std::nullopt
+                                                 : std::optional<Path>(*state / "history"));
     Conversation conversation(flags, *serving, session);
     bool goes_on = true;
     while (goes_on && !session.out.broken()) {
@@ -523,7 +536,8 @@ Result<int> converse(const RunFlags& flags, Session& session) {
             conversation.clear();
         } else if (*line == "/trace") {
             session.note(fmt::format("{}, run {}, {} events", where_the_trace_is(*serving),
-                                     serving->recording->run_hex(), serving->engine->events_noted()));
+                                     serving->recording->run_hex(),
+                                     serving->engine->events_noted()));
         } else if (line->starts_with('/') && line->find(' ') == std::string::npos) {
             session.note(fmt::format("no command {}; /help lists them", *line));
         } else if (!line->empty()) {
@@ -541,7 +555,9 @@ Result<int> converse(const RunFlags& flags, Session& session) {
 
 Result<int> run(const RunFlags& asked, Session& session) {
     RunFlags flags = asked;
-    flags.sampling.seed = asked.seed.value_or(entropy64());
+    // Greedy answers draw nothing: without a seed they leave the same record every time.
+    flags.sampling.seed =
+        asked.seed.value_or(asked.sampling.temperature == 0.0f ? 0 : entropy64());
     if (const Status checked = check_flags(flags); !checked) {
         return checked.error();
     }
@@ -568,48 +584,59 @@ Result<int> run(const RunFlags& asked, Session& session) {
 void add_generation_flags(Flags& flags, RunFlags& run) {
     SamplingOptions& sampling = run.sampling;
     flags.group("Generation")
-        .whole("-n,--tokens", run.tokens_max, 1, 0xffffffff, "Most tokens to generate; default: what the limits leave")
-        .value(
-            "-s,--seed", "N", "", "Seed; drawn and recorded when not given (-1: the same)",
-            [&run](std::string_view text) -> Status {
-                if (text == "-1") {
-                    run.seed.reset();
-                    return {};
-                }
-                const Result<std::uint64_t> seed =
-                    whole_number(text, 0, std::numeric_limits<std::uint64_t>::max());
-                if (!seed) {
-                    return seed.error();
-                }
-                run.seed = *seed;
-                return {};
-            })
+        .whole("-n,--tokens", run.tokens_max, 1, 0xffffffff,
+               "Most tokens to generate; default: what the limits leave")
+        .value("-s,--seed", "N", "", "Seed; drawn and recorded when not given (-1: the same)",
+               [&run](std::string_view text) -> Status {
+                   if (text == "-1") {
+                       run.seed.reset();
+                       return {};
+                   }
+                   const Result<std::uint64_t> seed =
+                       whole_number(text, 0, std::numeric_limits<std::uint64_t>::max());
+                   if (!seed) {
+                       return seed.error();
+                   }
+                   run.seed = *seed;
+                   return {};
+               })
         .real("--temp", sampling.temperature, 0, 1000, "Temperature; 0 takes the likeliest token")
         .whole("--top-k", sampling.top_k, 0, 0x7fffffff, "Draw from the K likeliest tokens; 0: all")
-        .real("--top-p", sampling.top_p, 0, 1, "Draw from the likeliest tokens of this total probability")
+        .real("--top-p", sampling.top_p, 0, 1,
+              "Draw from the likeliest tokens of this total probability")
         .real("--min-p", sampling.min_p, 0, 1, "Drop tokens below this share of the likeliest one")
-        .real("--repeat-penalty", sampling.repeat_penalty, 0, 1000, "Make recent tokens less likely; 1: off")
-        .real("--presence-penalty", sampling.presence_penalty, -1000, 1000, "Lower tokens that occurred; 0: off")
-        .real("--frequency-penalty", sampling.frequency_penalty, -1000, 1000, "Lower tokens by how often they occurred")
-        .texts("--stop", "TEXT", sampling.stops, "End the answer before this text; may be given several times")
+        .real("--repeat-penalty", sampling.repeat_penalty, 0, 1000,
+              "Make recent tokens less likely; 1: off")
+        .real("--presence-penalty", sampling.presence_penalty, -1000, 1000,
+              "Lower tokens that occurred; 0: off")
+        .real("--frequency-penalty", sampling.frequency_penalty, -1000, 1000,
+              "Lower tokens by how often they occurred")
+        .texts("--stop", "TEXT", sampling.stops,
+               "End the answer before this text; may be given several times")
         .flag("--ignore-eos", sampling.ignore_eos, "Never sample a token that ends the answer")
-        .whole("--top-logits", run.top_logits, 1, 100000, "Report that many of the first token's logits (--json)");
+        .whole("--top-logits", run.top_logits, 1, 100000,
+               "Report that many of the first token's logits (--json)");
 }
 
 void add_engine_flags(Flags& flags, RunFlags& run) {
     flags.group("Engine");
     add_model_flags(flags, run.model);
-    flags.whole("-c,--context", run.context, 0, 0xffffffff, "Most tokens of prompt and answer; 0: the model's")
+    flags
+        .whole("-c,--context", run.context, 0, 0xffffffff,
+               "Most tokens of prompt and answer; 0: the model's")
         .whole("--pool-rows", run.pool_rows, 0, 1ull << 36, "Rows in the page pool; 0: one context")
-        .whole("-b,--batch", run.batch, 1, 65536, "Most tokens taken at once; the smaller of -b and -ub counts")
+        .whole("-b,--batch", run.batch, 1, 65536,
+               "Most tokens taken at once; the smaller of -b and -ub counts")
         .whole("--ub,--ubatch", run.step_rows, 1, 65536, "Most tokens in one step (also -ub)")
         .text("--tenant", "NAME", run.tenant, "Whom the prompt belongs to")
-        .choice("--on-violation", run.on_violation, {"stop", "continue"}, "When a foreign row was about to be read");
+        .choice("--on-violation", run.on_violation, {"stop", "continue"},
+                "When a foreign row was about to be read");
 }
 
 void add_trace_flags(Flags& flags, RunFlags& run) {
     flags.group("Trace")
-        .text("--trace", "FILE", run.trace, "Record into this file; default: a new one in the store", false)
+        .text("--trace", "FILE", run.trace,
+              "Record into this file; default: a new one in the store", false)
         .flag("--no-trace", run.no_trace, "Record nothing")
         .text("--trace-dir", "DIR", run.trace_dir, "The store; default: the XDG data folder")
         .choice("--text", run.text_mode, {"plain"}, "How prompts and answers are kept in the trace")
@@ -624,15 +651,17 @@ void add_trace_flags(Flags& flags, RunFlags& run) {
 void add_run(Commands& commands) {
     const auto run_flags = std::make_shared<RunFlags>();
     RunFlags& run = *run_flags;
-    Flags flags = commands.add({"run", "run", "answer a prompt, or talk at a prompt line; every page event is recorded",
-                                "  kvwitness run \"Why is the sky blue?\"\n"
-                                "  kvwitness run -m model.gguf -f prompt.txt -n 200 --temp 0 --json\n"
-                                "  git diff | kvwitness run \"Summarise this change\"\n"
-                                "  kvwitness run --raw -p \"Once upon a time\" -s 7 --trace story.kvw.zst\n"
-                                "  kvwitness run                              a conversation"},
-                               [run_flags](Session& session) { return cli::run(*run_flags, session); });
+    Flags flags = commands.add(
+        {"run", "run", "answer a prompt, or talk at a prompt line; every page event is recorded",
+         "  kvwitness run \"Why is the sky blue?\"\n"
+         "  kvwitness run -m model.gguf -f prompt.txt -n 200 --temp 0 --json\n"
+         "  git diff | kvwitness run \"Summarise this change\"\n"
+         "  kvwitness run --raw -p \"Once upon a time\" -s 7 --trace story.kvw.zst\n"
+         "  kvwitness run                              a conversation"},
+        [run_flags](Session& session) { return cli::run(*run_flags, session); });
     flags.group("Prompt")
-        .positional("PROMPT", run.prompt_argument, "The prompt; what comes on stdin is put before it")
+        .positional("PROMPT", run.prompt_argument,
+                    "The prompt; what comes on stdin is put before it")
         .text("-p,--prompt", "TEXT", run.prompt, "The prompt", false)
         .text("-f,--file", "FILE", run.prompt_file, "Read the prompt from FILE; - is stdin", false)
         .text("--sys", "TEXT", run.system, "System message", false)

@@ -43,7 +43,8 @@ Json object_of(std::string_view schema) {
 }
 
 Json error_object(const Error& error, int exit) {
-    Json object{{"code", error_name(error.code)}, {"message", printable(error.message)}, {"exit", exit}};
+    Json object{
+        {"code", error_name(error.code)}, {"message", printable(error.message)}, {"exit", exit}};
     if (error.limit) {
         object["n_prompt"] = error.limit->n_prompt;
         object["n_max"] = error.limit->n_max;
@@ -89,7 +90,8 @@ Error StandardOutput::error() const {
 }
 
 void Session::say(std::string_view text) const {
-    write_stderr("kvwitness" + (command.empty() ? "" : " " + command) + ": " + printable(text) + "\n");
+    write_stderr("kvwitness" + (command.empty() ? "" : " " + command) + ": " + printable(text) +
+                 "\n");
 }
 
 void Session::note(std::string_view text) const {
@@ -144,7 +146,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 int worse_exit(int a, int b) {
     static constexpr std::array<int, 8> kOrder = {2, 7, 5, 1, 3, 4, 6, 0};
-    return *std::find_if(kOrder.begin(), kOrder.end() - 1, [&](int code) { return code == a || code == b; });
+    return *std::find_if(kOrder.begin(), kOrder.end() - 1,
+                         [&](int code) { return code == a || code == b; });
 }
 
 }  // namespace kvw::cli

@@ -1,5 +1,5 @@
-// What every command is given: stdout for the answer or records, stderr for everything else, and the
-// flags all commands share.
+// What every command is given: stdout for the answer or records, stderr for everything else, and
+// the flags all commands share.
 #pragma once
 
 #include <chrono>
@@ -30,7 +30,7 @@ class StandardOutput {
     bool record(const Json& object);
 
     bool broken() const { return error_number_ != 0; }
-    bool reader_gone() const;    // EPIPE
+    bool reader_gone() const;  // EPIPE
     bool is_terminal() const { return terminal_; }
     // 141 when the reader is gone, 5 when the place is full or closed; the reason for people.
     int exit_status() const { return reader_gone() ? 141 : 5; }

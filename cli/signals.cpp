@@ -84,7 +84,8 @@ void guard_standard_files() {
     for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
         if (fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) {
             // The lowest free number is this one, as those below are open by now.
-            if (open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY) != descriptor) {
+            if (open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY) !=
+                descriptor) {
                 _exit(5);
             }
         }

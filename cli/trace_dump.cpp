@@ -37,13 +37,16 @@ Result<Range> read_range(std::string_view text) {
     const std::size_t dots = text.find("..");
     const std::string_view first = text.substr(0, dots);
     const std::string_view last = dots == std::string_view::npos ? first : text.substr(dots + 2);
-    for (const auto& [part, into] : {std::pair(first, &range.first), std::pair(last, &range.last)}) {
+    for (const auto& [part, into] :
+         {std::pair(first, &range.first), std::pair(last, &range.last)}) {
         if (part.empty()) {
             continue;
         }
-        const Result<std::uint64_t> number = whole_number(part, 1, std::numeric_limits<std::uint64_t>::max());
+        const Result<std::uint64_t> number =
+            whole_number(part, 1, std::numeric_limits<std::uint64_t>::max());
         if (!number) {
-            return Error{ErrorCode::usage, fmt::format("'{}' is not a range of events such as 10..20", text)};
+            return Error{ErrorCode::usage,
+                         fmt::format("'{}' is not a range of events such as 10..20", text)};
         }
         *into = *number;
     }
@@ -85,7 +88,8 @@ class Attribution {
 
     std::string_view tenant_of(std::uint64_t request) const {
         const auto number = tenant_of_.find(request);
-        const auto name = number != tenant_of_.end() ? tenants_.find(number->second) : tenants_.end();
+        const auto name =
+            number != tenant_of_.end() ? tenants_.find(number->second) : tenants_.end();
         return name != tenants_.end() ? std::string_view(name->second) : std::string_view();
     }
     const std::map<std::uint64_t, std::string>& tenants() const { return tenants_; }
@@ -97,7 +101,8 @@ class Attribution {
 
 class Dump {
   public:
-    Dump(const DumpFlags& flags, Range range, Session& session) : flags_(flags), range_(range), session_(session) {}
+    Dump(const DumpFlags& flags, Range range, Session& session)
+        : flags_(flags), range_(range), session_(session) {}
 
     void event(const Event& event, std::uint64_t number) {
         const Attribution::Facts facts = attribution_.look(event);
@@ -116,8 +121,8 @@ class Dump {
         const std::uint64_t id = number(record.request);
         const bool of_request = !flags_.request || *flags_.request == id;
         const auto name = attribution_.tenants().find(number(record.tenant));
-        const bool of_tenant =
-            flags_.tenant.empty() || (name != attribution_.tenants().end() && name->second == flags_.tenant);
+        const bool of_tenant = flags_.tenant.empty() || (name != attribution_.tenants().end() &&
+                                                         name->second == flags_.tenant);
         if (!flags_.with_content || flags_.page || !of_request || !of_tenant) {
             return;
         }
@@ -125,8 +130,9 @@ class Dump {
         if (session_.machine()) {
             put(object);
         } else {
-            session_.out.write("       -  " + printable(object.dump(-1, ' ', false, Json::error_handler_t::replace)) +
-                               "\n");
+            session_.out.write(
+                "       -  " +
+                printable(object.dump(-1, ' ', false, Json::error_handler_t::replace)) + "\n");
         }
     }
 
@@ -163,7 +169,8 @@ class Dump {
     Json events_ = Json::array();
 };
 
-// What is wrong with the trace, if anything: a digest that does not match, or an end that is missing.
+// What is wrong with the trace, if anything: a digest that does not match, or an end that is
+// missing.
 std::optional<Error> dump_chunks(TraceReader& reader, Dump& dump, const Session& session) {
     TraceChunk chunk;
     while (!session.out.broken()) {
@@ -186,7 +193,8 @@ std::optional<Error> dump_chunks(TraceReader& reader, Dump& dump, const Session&
             return std::nullopt;
         }
     }
-    if (session.out.broken() || reader.ending().end == TraceEnd::closed || reader.ending().end == TraceEnd::live) {
+    if (session.out.broken() || reader.ending().end == TraceEnd::closed ||
+        reader.ending().end == TraceEnd::live) {
         return std::nullopt;
     }
     const TraceEnding& ending = reader.ending();
@@ -241,29 +249,33 @@ void add_trace_dump(Commands& commands) {
               "  kvwitness trace dump run.kvw.zst 100..200 --jsonl\n"
               "  kvwitness trace dump run.kvw.zst --page 3"},
              [flags](Session& session) { return dump_trace(*flags, session); })
-        .positional("TRACE", flags->trace, "A file, @latest, or hex digits of a run in the store", true)
+        .positional("TRACE", flags->trace, "A file, @latest, or hex digits of a run in the store",
+                    true)
         .positional("A..B", flags->range, "Only events with these numbers", false)
         .text("--tenant", "NAME", flags->tenant, "Only this tenant's requests", false)
-        .value("--request", "ID", "", "Only this request",
-               [flags](std::string_view text) -> Status {
-                   const Result<std::uint64_t> id = whole_number(text, 0, std::numeric_limits<std::uint64_t>::max());
-                   if (!id) {
-                       return id.error();
-                   }
-                   flags->request = *id;
-                   return {};
-               },
-               false)
-        .value("--page", "N", "", "Only this page",
-               [flags](std::string_view text) -> Status {
-                   const Result<std::uint64_t> page = whole_number(text, 0, 0xffffffff);
-                   if (!page) {
-                       return page.error();
-                   }
-                   flags->page = *page;
-                   return {};
-               },
-               false)
+        .value(
+            "--request", "ID", "", "Only this request",
+            [flags](std::string_view text) -> Status {
+                const Result<std::uint64_t> id =
+                    whole_number(text, 0, std::numeric_limits<std::uint64_t>::max());
+                if (!id) {
+                    return id.error();
+                }
+                flags->request = *id;
+                return {};
+            },
+            false)
+        .value(
+            "--page", "N", "", "Only this page",
+            [flags](std::string_view text) -> Status {
+                const Result<std::uint64_t> page = whole_number(text, 0, 0xffffffff);
+                if (!page) {
+                    return page.error();
+                }
+                flags->page = *page;
+                return {};
+            },
+            false)
         .flag("--jsonl", commands.common().jsonl, "One JSON object per event")
         .flag("--with-content", flags->with_content, "Prompts, ids and keys too")
         .text("--trace-dir", "DIR", flags->trace_dir, "The store; default: the XDG data folder");

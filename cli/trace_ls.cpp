@@ -25,7 +25,8 @@ Json summary_json(const TraceSummary& summary) {
 }
 
 std::string table(const std::vector<TraceSummary>& traces) {
-    std::string out = fmt::format("{:<21} {:<9} {:>10}  {:<11} {}\n", "CREATED", "RUN", "SIZE", "STATE", "NAME");
+    std::string out =
+        fmt::format("{:<21} {:<9} {:>10}  {:<11} {}\n", "CREATED", "RUN", "SIZE", "STATE", "NAME");
     for (const TraceSummary& summary : traces) {
         out += fmt::format("{:<21} {:<9} {:>10}  {:<11} {}\n", rfc3339(summary.created_ns),
                            to_string(summary.run_id).substr(0, 8), human_bytes(summary.bytes),

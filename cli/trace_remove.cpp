@@ -25,7 +25,9 @@ struct RemoveFlags {
 
 constexpr std::string_view kPartial = ".partial";
 
-Path beside(const Path& path, std::string_view suffix) { return Path(path.string() + std::string(suffix)); }
+Path beside(const Path& path, std::string_view suffix) {
+    return Path(path.string() + std::string(suffix));
+}
 
 // NAME for NAME, NAME.partial and NAME.tail.
 Path name_of_trace(const Path& path) {
@@ -67,7 +69,8 @@ Status remove_trace(const Path& path) {
 
 Status check_removable(const Path& path) {
     if (is_recording(name_of_trace(path))) {
-        return Error{ErrorCode::usage, fmt::format("{} is being recorded; it was not removed", path.string())};
+        return Error{ErrorCode::usage,
+                     fmt::format("{} is being recorded; it was not removed", path.string())};
     }
     const Result<TraceReader> reader = TraceReader::open(path, {.texts = false});
     if (!reader && reader.error().code != ErrorCode::torn) {
@@ -131,7 +134,8 @@ std::optional<std::string> why_kept(const TraceSummary& summary) {
 
 Result<int> prune(const PruneFlags& flags, Session& session) {
     if (!flags.keep_seconds && !flags.bytes_max) {
-        return Error{ErrorCode::usage, "nothing to go by: give --keep 14d, --max-size 5GiB or both"};
+        return Error{ErrorCode::usage,
+                     "nothing to go by: give --keep 14d, --max-size 5GiB or both"};
     }
     const Result<Store> store = Store::open(flags.trace_dir);
     const Result<std::vector<TraceSummary>> traces =
@@ -160,12 +164,14 @@ Result<int> prune(const PruneFlags& flags, Session& session) {
             session.note(fmt::format("kept {} ({})", oldest->path.string(), *reason));
             continue;
         }
-        if (const Status removed = flags.dry_run ? Status{} : remove_trace(oldest->path); !removed) {
+        if (const Status removed = flags.dry_run ? Status{} : remove_trace(oldest->path);
+            !removed) {
             return removed.error();
         }
         bytes -= oldest->bytes;
         object["removed"].push_back(oldest->path.string());
-        session.note(fmt::format("{} {}", flags.dry_run ? "would remove" : "removed", oldest->path.string()));
+        session.note(fmt::format("{} {}", flags.dry_run ? "would remove" : "removed",
+                                 oldest->path.string()));
     }
     object["bytes_left"] = bytes;
     if (session.common.json) {
@@ -179,30 +185,33 @@ Result<int> prune(const PruneFlags& flags, Session& session) {
 void add_trace_remove(Commands& commands) {
     const auto pruned = std::make_shared<PruneFlags>();
     commands
-        .add({"trace prune", "prune", "remove the oldest traces that are closed, unsigned and clean",
-              "  kvwitness trace prune --keep 14d\n"
-              "  kvwitness trace prune --max-size 5GiB --dry-run"},
-             [pruned](Session& session) { return prune(*pruned, session); })
-        .value("--keep", "TIME", "", "Keep what is younger, such as 14d or 36h",
-               [pruned](std::string_view text) -> Status {
-                   const Result<std::int64_t> seconds = duration_seconds(text);
-                   if (!seconds) {
-                       return seconds.error();
-                   }
-                   pruned->keep_seconds = *seconds;
-                   return {};
-               },
-               false)
-        .value("--max-size", "SIZE", "", "Keep at most this much, such as 5GiB",
-               [pruned](std::string_view text) -> Status {
-                   const Result<std::uint64_t> bytes = byte_size(text);
-                   if (!bytes) {
-                       return bytes.error();
-                   }
-                   pruned->bytes_max = *bytes;
-                   return {};
-               },
-               false)
+        .add(
+            {"trace prune", "prune", "remove the oldest traces that are closed, unsigned and clean",
+             "  kvwitness trace prune --keep 14d\n"
+             "  kvwitness trace prune --max-size 5GiB --dry-run"},
+            [pruned](Session& session) { return prune(*pruned, session); })
+        .value(
+            "--keep", "TIME", "", "Keep what is younger, such as 14d or 36h",
+            [pruned](std::string_view text) -> Status {
+                const Result<std::int64_t> seconds = duration_seconds(text);
+                if (!seconds) {
+                    return seconds.error();
+                }
+                pruned->keep_seconds = *seconds;
+                return {};
+            },
+            false)
+        .value(
+            "--max-size", "SIZE", "", "Keep at most this much, such as 5GiB",
+            [pruned](std::string_view text) -> Status {
+                const Result<std::uint64_t> bytes = byte_size(text);
+                if (!bytes) {
+                    return bytes.error();
+                }
+                pruned->bytes_max = *bytes;
+                return {};
+            },
+            false)
         .flag("--dry-run", pruned->dry_run, "Say what would go, remove nothing")
         .text("--trace-dir", "DIR", pruned->trace_dir, "The store; default: the XDG data folder");
 

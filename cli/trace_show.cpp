@@ -39,7 +39,8 @@ constexpr std::size_t kRequestsShown = 1000;
 
 Json parsed_or_text(std::string_view bytes) {
     Json value = bytes.size() <= (1 << 16) ? Json::parse(bytes, nullptr, false) : Json();
-    return value.is_discarded() || value.is_null() ? Json(std::string(bytes.substr(0, 1 << 16))) : value;
+    return value.is_discarded() || value.is_null() ? Json(std::string(bytes.substr(0, 1 << 16)))
+                                                   : value;
 }
 
 void gather(TraceFound& found, const Event& event, std::uint64_t number) {
@@ -74,7 +75,8 @@ void gather(TraceFound& found, const Event& event, std::uint64_t number) {
         case EventKind::reject: {
             const auto reject = event.as<events::Reject>();
             if (RequestFound* of = request(reject.request)) {
-                of->end = std::string("refused: ") + name_of(static_cast<RejectReason>(reject.reason));
+                of->end =
+                    std::string("refused: ") + name_of(static_cast<RejectReason>(reject.reason));
             }
             break;
         }
@@ -117,9 +119,12 @@ Result<TraceFound> read_all(TraceReader& reader, bool with_content) {
 
 const char* text_mode_name(TextMode mode) {
     switch (mode) {
-        case TextMode::none: return "none";
-        case TextMode::plain: return "plain";
-        case TextMode::encrypted: return "encrypted";
+        case TextMode::none:
+            return "none";
+        case TextMode::plain:
+            return "plain";
+        case TextMode::encrypted:
+            return "encrypted";
     }
     return "unknown";
 }
@@ -129,8 +134,8 @@ std::string tenant_of(const TraceFound& found, std::uint64_t number) {
     return at != found.tenants.end() ? at->second : std::to_string(number);
 }
 
-Json show_json(const Session& session, const Path& path, const TraceReader& reader, const TraceFound& found,
-               bool with_content) {
+Json show_json(const Session& session, const Path& path, const TraceReader& reader,
+               const TraceFound& found, bool with_content) {
     const TraceHeader& header = reader.header();
     const TraceEnding& ending = reader.ending();
     Json object = session.object();
@@ -162,12 +167,13 @@ Json show_json(const Session& session, const Path& path, const TraceReader& read
     object["requests_total"] = found.requests_total;
     object["requests"] = Json::array();
     for (const auto& [id, request] : found.requests) {
-        object["requests"].push_back({{"request", std::to_string(id)},
-                                      {"tenant", tenant_of(found, request.tenant)},
-                                      {"moment", moment(to_string(header.run_id), request.submitted_at)},
-                                      {"prompt_tokens", request.prompt_tokens},
-                                      {"completion_tokens", request.completion_tokens},
-                                      {"end", request.end}});
+        object["requests"].push_back(
+            {{"request", std::to_string(id)},
+             {"tenant", tenant_of(found, request.tenant)},
+             {"moment", moment(to_string(header.run_id), request.submitted_at)},
+             {"prompt_tokens", request.prompt_tokens},
+             {"completion_tokens", request.completion_tokens},
+             {"end", request.end}});
     }
     if (with_content) {
         object["texts"] = found.texts;
@@ -176,15 +182,16 @@ Json show_json(const Session& session, const Path& path, const TraceReader& read
 }
 
 std::string value_text(const Json& value) {
-    return printable(value.is_string() ? value.get<std::string>()
-                                       : value.dump(-1, ' ', false, Json::error_handler_t::replace));
+    return printable(value.is_string()
+                         ? value.get<std::string>()
+                         : value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
 // The same facts as lines for people.
 std::string show_text(const Json& object) {
     std::string out;
-    for (const char* key : {"path", "run", "created", "state", "reason", "events", "bytes", "text", "ledger_digest",
-                            "root", "config", "host"}) {
+    for (const char* key : {"path", "run", "created", "state", "reason", "events", "bytes", "text",
+                            "ledger_digest", "root", "config", "host"}) {
         if (object.contains(key)) {
             out += fmt::format("{:<14} {}\n", key, value_text(object[key]));
         }
@@ -199,15 +206,19 @@ std::string show_text(const Json& object) {
     }
     out += fmt::format("\n{:<14} {}\n", "requests", object["requests_total"].get<std::uint64_t>());
     for (const Json& request : object["requests"]) {
-        out += fmt::format("  {:>6}  {:<16} {:>6} + {:<6} {:<12} {}\n", value_text(request["request"]),
-                           value_text(request["tenant"]), request["prompt_tokens"].get<std::uint64_t>(),
-                           request["completion_tokens"].get<std::uint64_t>(), value_text(request["end"]),
-                           value_text(request["moment"]));
+        out += fmt::format("  {:>6}  {:<16} {:>6} + {:<6} {:<12} {}\n",
+                           value_text(request["request"]), value_text(request["tenant"]),
+                           request["prompt_tokens"].get<std::uint64_t>(),
+                           request["completion_tokens"].get<std::uint64_t>(),
+                           value_text(request["end"]), value_text(request["moment"]));
     }
     if (object.contains("texts")) {
         for (const Json& text : object["texts"]) {
-            out += fmt::format("{:<14} {} {}\n", value_text(text["kind"]), text.contains("request") ? value_text(text["request"]) : "",
-                               text.contains("text") ? value_text(text["text"]) : text.contains("ids") ? value_text(text["ids"]) : "");
+            out += fmt::format("{:<14} {} {}\n", value_text(text["kind"]),
+                               text.contains("request") ? value_text(text["request"]) : "",
+                               text.contains("text")  ? value_text(text["text"])
+                               : text.contains("ids") ? value_text(text["ids"])
+                                                      : "");
         }
     }
     return out;
@@ -231,8 +242,10 @@ Result<int> show(const ShowFlags& flags, Session& session) {
     const TraceEnding& ending = reader->ending();
     const bool whole = ending.end == TraceEnd::closed || ending.end == TraceEnd::live;
     if (!whole) {
-        const ErrorCode code = ending.end == TraceEnd::torn ? ErrorCode::torn : ErrorCode::not_closed;
-        const Error error{code, fmt::format("{}; the last whole event is {}", ending.reason, ending.last_event)};
+        const ErrorCode code =
+            ending.end == TraceEnd::torn ? ErrorCode::torn : ErrorCode::not_closed;
+        const Error error{
+            code, fmt::format("{}; the last whole event is {}", ending.reason, ending.last_event)};
         object["error"] = error_object(error, 6);
         session.say(error.message);
     }
@@ -249,11 +262,13 @@ Result<int> show(const ShowFlags& flags, Session& session) {
 void add_trace_show(Commands& commands) {
     const auto flags = std::make_shared<ShowFlags>();
     commands
-        .add({"trace show", "trace", "describe one trace: model, configuration, tenants, requests, counts",
+        .add({"trace show", "trace",
+              "describe one trace: model, configuration, tenants, requests, counts",
               "  kvwitness trace show @latest\n"
               "  kvwitness trace show run.kvw.zst --json"},
              [flags](Session& session) { return show(*flags, session); })
-        .positional("TRACE", flags->trace, "A file, @latest, or hex digits of a run in the store", true)
+        .positional("TRACE", flags->trace, "A file, @latest, or hex digits of a run in the store",
+                    true)
         .flag("--with-content", flags->with_content, "Prompts and ids too")
         .text("--trace-dir", "DIR", flags->trace_dir, "The store; default: the XDG data folder");
 }

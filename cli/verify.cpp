@@ -28,21 +28,23 @@ struct Verified {
     int status = 0;
 };
 
-Verified verify_one(const std::string& name, const Store& store, const VerifyFlags& flags, Level required,
-                    Session& session, bool several) {
+Verified verify_one(const std::string& name, const Store& store, const VerifyFlags& flags,
+                    Level required, Session& session, bool several) {
     Progress progress(session);
     const Result<Path> path = store.find(name);
     const VerifyOptions options{.strict = flags.strict, .progress = [&](std::uint64_t events) {
                                     progress.show(fmt::format("{} events", events));
                                 }};
-    const Result<Certificate> certificate = path ? kvw::verify(*path, options) : Result<Certificate>(path.error());
+    const Result<Certificate> certificate =
+        path ? kvw::verify(*path, options) : Result<Certificate>(path.error());
     progress.clear();
     if (several && !session.common.json) {
         session.out.write(printable(path ? path->string() : name) + "\n");
     }
     if (!certificate) {
         if (!session.common.json && several) {
-            session.out.write(session.bad("UNPROVEN") + ": " + printable(certificate.error().message) + "\n\n");
+            session.out.write(session.bad("UNPROVEN") + ": " +
+                              printable(certificate.error().message) + "\n\n");
         }
         session.say(certificate.error().message);
         return {name, unreadable_certificate(certificate.error()), Verdict::unproven,
@@ -51,7 +53,8 @@ Verified verify_one(const std::string& name, const Store& store, const VerifyFla
     if (!session.common.json) {
         session.out.write(certificate_text(*certificate, session) + (several ? "\n" : ""));
     }
-    return {path->string(), Json(to_json(*certificate)), certificate->verdict, exit_code(*certificate, required)};
+    return {path->string(), Json(to_json(*certificate)), certificate->verdict,
+            exit_code(*certificate, required)};
 }
 
 // All proven, or one with a violation, or neither.
@@ -101,7 +104,8 @@ Result<int> verify_all(const VerifyFlags& flags, Session& session) {
     if (session.common.json) {
         session.out.object(object);
     }
-    if (const Status written = write_certificate_file(flags.certificate, flags.force, object); !written) {
+    if (const Status written = write_certificate_file(flags.certificate, flags.force, object);
+        !written) {
         session.say(written.error().message);
         status = worse_exit(status, exit_code(written.error().code));
     }
@@ -114,15 +118,18 @@ void add_verify(Commands& commands) {
     const auto verify_flags = std::make_shared<VerifyFlags>();
     VerifyFlags& verify = *verify_flags;
     commands
-        .add({"verify", "certificate", "prove from the record who read whose rows; no model is needed",
+        .add({"verify", "certificate",
+              "prove from the record who read whose rows; no model is needed",
               "  kvwitness verify @latest\n"
               "  kvwitness verify run1.kvw.zst run2.kvw.zst --json\n"
               "  kvwitness verify run.kvw.zst --certificate run.json"},
              [verify_flags](Session& session) { return verify_all(*verify_flags, session); })
         .positionals("TRACE", verify.traces, "A file, @latest, or hex digits of a run in the store")
-        .text("--require", "LEVEL", verify.require, "Exit 6 below this level: record, execution or solo")
+        .text("--require", "LEVEL", verify.require,
+              "Exit 6 below this level: record, execution or solo")
         .flag("--strict", verify.strict, "Any declared share is a violation")
-        .text("--certificate", "FILE", verify.certificate, "Write the certificate (JSON) into this file", false)
+        .text("--certificate", "FILE", verify.certificate,
+              "Write the certificate (JSON) into this file", false)
         .flag("--force", verify.force, "Replace an existing certificate file")
         .text("--trace-dir", "DIR", verify.trace_dir, "The store; default: the XDG data folder");
 }

@@ -71,13 +71,15 @@ template <int largest, class F>
         f(std::integral_constant<int, 2>{});
     } else if (count <= 4) {
         f(std::integral_constant<int, 4>{});
-    } else if (largest == 6 || count <= 6) {
-        f(std::integral_constant<int, 6>{});
-    } else if constexpr (largest > 6) {
-        if (count <= 8) {
-            f(std::integral_constant<int, 8>{});
-        } else {
-            f(std::integral_constant<int, 12>{});
+    } else if constexpr (largest > 4) {
+        if (count <= 6) {
+            f(std::integral_constant<int, 6>{});
+        } else if constexpr (largest > 6) {
+            if (count <= 8) {
+                f(std::integral_constant<int, 8>{});
+            } else {
+                f(std::integral_constant<int, 12>{});
+            }
         }
     }
 }
@@ -104,7 +106,7 @@ struct MatmulOut {
 
 // Tokens [token, token + count) with panels [panel_begin, panel_end) of block-quantised weights.
 // Kernel:
-//     type                                          WeightType
+//     type, kTokensMax     the WeightType; the largest tile of tokens that the registers hold
 //     multiply_panel<tokens>(total, panel, records, blocks)
 //         total [tokens][16] += the chunk sums, in order, of `blocks` blocks from a chunk's start
 //         on
@@ -136,27 +138,39 @@ void multiply_tile(const MatmulOut& out, const PackedMatrix& w, const QuantisedR
     }
 }
 
-template <class Kernel, int largest>
-void multiply_quantised(const MatmulOut& out, const PackedMatrix& w, const QuantisedRows& x,
-                        std::size_t rows, std::size_t panel_begin, std::size_t panel_end) {
+// Cuts `rows` tokens and a range of panels into tiles: f(tokens, token, count, begin, end) works on
+// `count` tokens from `token` on, at most the constant `tokens`, and panels [begin, end).
+template <int largest, class F>
+[[gnu::always_inline]] inline void for_each_tile(std::size_t rows, std::size_t panel_begin,
+                                                 std::size_t panel_end, std::size_t panel_bytes,
+                                                 const F& f) {
     // Panels that stay in the L2 cache while all tiles of tokens pass over them.
     constexpr std::size_t group_bytes = 768 * 1024;
-    const std::size_t fitting = group_bytes / w.panel_bytes;
+    const std::size_t fitting = group_bytes / panel_bytes;
     const std::size_t group = fitting < 8 ? 8 : fitting;
     for (std::size_t begin = panel_begin; begin < panel_end; begin += group) {
         const std::size_t end = panel_end - begin < group ? panel_end : begin + group;
         for (std::size_t token = 0; token < rows; token += largest) {
             const std::size_t left = rows - token;
             const std::size_t count = left < largest ? left : largest;
-            with_tile<largest>(count, [&](auto tokens) {
-                multiply_tile<Kernel, tokens>(out, w, x, token, count, begin, end);
-            });
+            with_tile<largest>(count, [&](auto tokens) { f(tokens, token, count, begin, end); });
         }
     }
 }
 
+template <class Kernel>
+void multiply_quantised(const MatmulOut& out, const PackedMatrix& w, const QuantisedRows& x,
+                        std::size_t rows, std::size_t panel_begin, std::size_t panel_end) {
+    for_each_tile<Kernel::kTokensMax>(
+        rows, panel_begin, panel_end, w.panel_bytes,
+        [&](auto tokens, std::size_t token, std::size_t count, std::size_t begin, std::size_t end) {
+            multiply_tile<Kernel, tokens>(out, w, x, token, count, begin, end);
+        });
+}
+
 // The same for float weights; `panels` side by side give enough independent chains to hide the
 // latency of an fma. Kernel:
+//     kTokensMax, kSums    as above; how many sums of 16 rows the registers hold
 //     multiply_columns<tokens, panels>(total, panel, panel_bytes, rows, begin, end)
 //         total [tokens][panels][16] += the sum of columns [begin, end), one chunk
 template <class Kernel, int tokens, int panels>
@@ -183,31 +197,27 @@ void multiply_float_panels(const MatmulOut& out, const PackedMatrix& w, const fl
 template <class Kernel>
 void multiply_floats(const MatmulOut& out, const PackedMatrix& w, const float* x, std::size_t rows,
                      std::size_t panel_begin, std::size_t panel_end) {
-    constexpr int largest = 6;
-    for (std::size_t token = 0; token < rows; token += largest) {
-        const std::size_t left = rows - token;
-        const std::size_t count = left < largest ? left : largest;
-        with_tile<largest>(count, [&](auto tokens) {
-            constexpr int panels = tokens <= 2 ? 4 : Kernel::kPanelsOfManyTokens;
-            std::size_t p = panel_begin;
-            for (; p + panels <= panel_end; p += panels) {
+    for_each_tile<Kernel::kTokensMax>(
+        rows, panel_begin, panel_end, w.panel_bytes,
+        [&](auto tokens, std::size_t token, std::size_t count, std::size_t begin, std::size_t end) {
+            constexpr int fitting = Kernel::kSums / tokens;
+            constexpr int panels = fitting < 4 ? fitting : 4;
+            std::size_t p = begin;
+            for (; p + panels <= end; p += panels) {
                 multiply_float_panels<Kernel, tokens, panels>(out, w, x, token, count, p);
             }
-            for (; p < panel_end; ++p) {
+            for (; p < end; ++p) {
                 multiply_float_panels<Kernel, tokens, 1>(out, w, x, token, count, p);
             }
         });
-    }
 }
 
-// The matmul of kernels.h. Quantised<type> and Floats<type> are the kernels described above;
-// `largest` is the largest tile of tokens that the registers hold, 6 or 12.
-template <template <WeightType> class Quantised, template <WeightType> class Floats, int largest>
+// The matmul of kernels.h. Quantised<type> and Floats<type> are the kernels described above.
+template <template <WeightType> class Quantised, template <WeightType> class Floats>
 void matmul_with(const MatmulOut& out, const PackedMatrix& w, const ActivationRows& x,
                  std::size_t panel_begin, std::size_t panel_end) {
     const auto quantised = [&]<WeightType type>(std::integral_constant<WeightType, type>) {
-        multiply_quantised<Quantised<type>, largest>(out, w, x.quantised, x.rows, panel_begin,
-                                                     panel_end);
+        multiply_quantised<Quantised<type>>(out, w, x.quantised, x.rows, panel_begin, panel_end);
     };
     const auto floats = [&]<WeightType type>(std::integral_constant<WeightType, type>) {
         multiply_floats<Floats<type>>(out, w, x.floats, x.rows, panel_begin, panel_end);

@@ -110,6 +110,9 @@ Result<Certificate> verify(const Path& trace, const VerifyOptions& options) {
     certificate.controls = controls.counts();
     if (const char* code = code_of(ending.end); code != nullptr) {
         add_incomplete(certificate, code);
+        certificate.reasons.push_back("last_event: the last whole event is " +
+                                      std::to_string(ending.last_event) +
+                                      (ending.reason.empty() ? "" : "; " + ending.reason));
     } else if (!ledger.ran_to_end()) {
         add_incomplete(certificate, "no_run_end");
     }

@@ -69,7 +69,7 @@ Result<FileEnd> look_at_end(const File& file, std::uint64_t size) {
             end.sealed = get_u32(head) == kSeekFrame && get_u32(head + 4) == table - kFrameHead;
         }
     }
-    std::vector<std::uint8_t> block(65536);
+    std::array<std::uint8_t, 4096> block;
     const std::uint64_t stop = size > kZerosLookedAt ? size - kZerosLookedAt : 0;
     while (end.zeros_from > stop) {
         const auto step =

@@ -18,8 +18,6 @@ namespace kvw::avx2 {
 
 namespace {
 
-constexpr int kTokensMax = 6;
-
 [[gnu::always_inline]] inline __m256i broadcast_i32(const std::uint8_t* p) {
     std::int32_t value;
     std::memcpy(&value, p, 4);
@@ -39,6 +37,7 @@ constexpr int kTokensMax = 6;
 template <WeightType weight_type>
 struct Quantised {
     static constexpr WeightType type = weight_type;
+    static constexpr int kTokensMax = 6;
     static constexpr BlockLayout layout = block_layout(type);
     static constexpr int kLines = static_cast<int>(layout.code_bytes() / 64);
     static constexpr bool kSigned = layout.code_max == 255;
@@ -118,9 +117,10 @@ struct Quantised {
         }
     }
 
-    // acc [tokens][16] += one block; rows 8 * half to 8 * half + 7.
+    // Adds one block, rows 8 * half to 8 * half + 7.
     template <int tokens>
-    [[gnu::always_inline]] static void add_half_block(float* acc, const std::uint8_t* codes,
+    [[gnu::always_inline]] static void add_half_block(__m256 (&acc)[tokens],
+                                                      const std::uint8_t* codes,
                                                       const std::uint8_t* scales,
                                                       const std::uint8_t* record,
                                                       std::size_t half) {
@@ -137,54 +137,62 @@ struct Quantised {
             add_lines<tokens, s * lines, lines>(dot, codes + half * 32, record);
             const __m256 weight_scale = load_scales(scales, s, half);
             unrolled<tokens>([&](auto t) __attribute__((always_inline)) {
-                float* sum = acc + t * kPanelRows + half * 8;
                 const __m256 scale =
                     _mm256_mul_ps(weight_scale, broadcast_f32(record + Tile::kScale + t * 4));
-                _mm256_store_ps(
-                    sum, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[t]), scale, _mm256_load_ps(sum)));
+                acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[t]), scale, acc[t]);
             });
         });
         if constexpr (layout.has_minimum) {
             const __m256 minimum = load_scales(scales, 1, half);
             unrolled<tokens>([&](auto t) __attribute__((always_inline)) {
-                float* sum = acc + t * kPanelRows + half * 8;
-                const __m256 codes_sum = broadcast_f32(record + Tile::kSum + t * 4);
-                _mm256_store_ps(sum, _mm256_fmadd_ps(minimum, codes_sum, _mm256_load_ps(sum)));
+                acc[t] =
+                    _mm256_fmadd_ps(minimum, broadcast_f32(record + Tile::kSum + t * 4), acc[t]);
             });
         }
+    }
+
+    // One chunk of `count` blocks, rows 8 * half to 8 * half + 7.
+    template <int tokens>
+    [[gnu::always_inline]] static void add_half_chunk(float* total, const std::uint8_t* codes,
+                                                      const std::uint8_t* scales,
+                                                      const std::uint8_t* record, std::size_t count,
+                                                      std::size_t half) {
+        // Few tokens wait for memory, not for arithmetic: ask early for what the next panels hold.
+        constexpr bool prefetch = tokens <= 2;
+        constexpr std::size_t ahead = 4096;
+
+        __m256 acc[tokens];
+        unrolled<tokens>([&](auto t)
+                             __attribute__((always_inline)) { acc[t] = _mm256_setzero_ps(); });
+        for (std::size_t b = 0; b < count; ++b) {
+            if constexpr (prefetch) {
+                unrolled<kLines / 2>([&](auto i) __attribute__((always_inline)) {
+                    _mm_prefetch(codes + ahead + (i * 2 + half) * 64, _MM_HINT_T0);
+                });
+                _mm_prefetch(scales + ahead, _MM_HINT_T0);
+            }
+            add_half_block<tokens>(acc, codes, scales, record, half);
+            scales += layout.scale_bytes();
+            codes += layout.code_bytes();
+            record += TokenTile<layout, tokens>::kBytes;
+        }
+        unrolled<tokens>([&](auto t) __attribute__((always_inline)) {
+            float* sum = total + t * kPanelRows + half * 8;
+            _mm256_store_ps(sum, _mm256_add_ps(_mm256_load_ps(sum), acc[t]));
+        });
     }
 
     template <int tokens>
     static void multiply_panel(float* total, const std::uint8_t* panel, const std::uint8_t* record,
                                std::size_t blocks) {
-        // Few tokens wait for memory, not for arithmetic: ask early for what the next panels hold.
-        constexpr bool prefetch = tokens <= 2;
-        constexpr std::size_t ahead = 4096;
-
         while (blocks != 0) {
             const std::size_t count = blocks < kChunkBlocks ? blocks : kChunkBlocks;
-            const std::uint8_t* scales = panel;
             const std::uint8_t* codes = panel + layout.chunk_scale_bytes(count);
-            // In memory: the registers hold the integer sums.
-            alignas(32) float acc[tokens * kPanelRows] = {};
-            for (std::size_t b = 0; b < count; ++b) {
-                if constexpr (prefetch) {
-                    unrolled<kLines>([&](auto i) __attribute__((always_inline)) {
-                        _mm_prefetch(codes + ahead + i * 64, _MM_HINT_T0);
-                    });
-                    _mm_prefetch(scales + ahead, _MM_HINT_T0);
-                }
-                add_half_block<tokens>(acc, codes, scales, record, 0);
-                add_half_block<tokens>(acc, codes, scales, record, 1);
-                scales += layout.scale_bytes();
-                codes += layout.code_bytes();
-                record += TokenTile<layout, tokens>::kBytes;
+            for (std::size_t half = 0; half < 2; ++half) {
+                add_half_chunk<tokens>(total, codes, panel, record, count, half);
             }
-            for (std::size_t i = 0; i < tokens * kPanelRows; i += 8) {
-                _mm256_store_ps(total + i,
-                                _mm256_add_ps(_mm256_load_ps(total + i), _mm256_load_ps(acc + i)));
-            }
-            panel = codes;
+            panel = codes + count * layout.code_bytes();
+            record += count * TokenTile<layout, tokens>::kBytes;
             blocks -= count;
         }
     }
@@ -192,7 +200,8 @@ struct Quantised {
 
 template <WeightType type>
 struct Floats {
-    static constexpr int kPanelsOfManyTokens = 1;
+    static constexpr int kTokensMax = 4;
+    static constexpr int kSums = 4;
 
     // Rows 8 * half to 8 * half + 7.
     [[gnu::always_inline]] static __m256 load_column(const std::uint8_t* panel, std::size_t c,
@@ -238,7 +247,7 @@ struct Floats {
 
 void matmul(float* out, std::size_t out_stride, const PackedMatrix& w, const ActivationRows& x,
             std::size_t panel_begin, std::size_t panel_end) {
-    matmul_with<Quantised, Floats, kTokensMax>({out, out_stride}, w, x, panel_begin, panel_end);
+    matmul_with<Quantised, Floats>({out, out_stride}, w, x, panel_begin, panel_end);
 }
 
 void embed(float* out, const PackedMatrix& w, std::uint32_t row) { ref::embed(out, w, row); }

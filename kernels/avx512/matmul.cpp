@@ -16,8 +16,6 @@ namespace kvw::avx512 {
 
 namespace {
 
-constexpr int kTokensMax = 12;
-
 [[gnu::always_inline]] inline __m512i broadcast_i32(const std::uint8_t* p) {
     std::int32_t value;
     std::memcpy(&value, p, 4);
@@ -33,6 +31,7 @@ constexpr int kTokensMax = 12;
 template <WeightType weight_type>
 struct Quantised {
     static constexpr WeightType type = weight_type;
+    static constexpr int kTokensMax = 12;
     static constexpr BlockLayout layout = block_layout(type);
     static constexpr int kLines = static_cast<int>(layout.code_bytes() / 64);
 
@@ -137,7 +136,8 @@ struct Quantised {
 
 template <WeightType type>
 struct Floats {
-    static constexpr int kPanelsOfManyTokens = 2;
+    static constexpr int kTokensMax = 12;
+    static constexpr int kSums = 24;
 
     [[gnu::always_inline]] static __m512 load_column(const std::uint8_t* panel, std::size_t c) {
         if constexpr (type == WeightType::f32) {
@@ -180,7 +180,7 @@ struct Floats {
 
 void matmul(float* out, std::size_t out_stride, const PackedMatrix& w, const ActivationRows& x,
             std::size_t panel_begin, std::size_t panel_end) {
-    matmul_with<Quantised, Floats, kTokensMax>({out, out_stride}, w, x, panel_begin, panel_end);
+    matmul_with<Quantised, Floats>({out, out_stride}, w, x, panel_begin, panel_end);
 }
 
 void embed(float* out, const PackedMatrix& w, std::uint32_t row) { ref::embed(out, w, row); }

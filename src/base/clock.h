@@ -1,5 +1,5 @@
-// Time comes in through a Clock, so that tests and replay can bring their own. Times never decide an
-// event, a sum or an output; they are notes for people.
+// Time comes in through a Clock, so that tests and replay can bring their own. Times never decide
+// an event, a sum or an output; they are notes for people.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,8 @@ using Path = std::filesystem::path;
 struct FileIdentity {
     std::uint64_t device = 0;
     std::uint64_t inode = 0;
-    std::uint64_t size = 0;         // bytes
-    std::int64_t modified_ns = 0;   // since the epoch
+    std::uint64_t size = 0;        // bytes
+    std::int64_t modified_ns = 0;  // since the epoch
     friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
 };
 
@@ -28,7 +28,8 @@ struct FileIdentity {
 class File {
   public:
     static Result<File> open_read(const Path& path);
-    // Creates a file that must not exist yet (O_EXCL, 0600); with `replace` an existing one is emptied.
+    // Creates a file that must not exist yet (O_EXCL, 0600); with `replace` an existing one is
+    // emptied.
     static Result<File> create(const Path& path, bool replace = false);
     // Opens for appending, creating when absent.
     static Result<File> open_append(const Path& path);
@@ -63,7 +64,8 @@ class File {
     Path path_;
 };
 
-// A read-only mapping of a whole file. Reads past a truncation raise SIGBUS; cli installs a handler.
+// A read-only mapping of a whole file. Reads past a truncation raise SIGBUS; cli installs a
+// handler.
 class MappedFile {
   public:
     static Result<MappedFile> map(const Path& path);

@@ -22,10 +22,10 @@ std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
 }
 
 double uniform_draw(std::uint64_t seed, std::uint64_t position, std::uint64_t draw) {
-    const auto words =
-        philox4x32({static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32),
-                    static_cast<std::uint32_t>(draw), static_cast<std::uint32_t>(draw >> 32)},
-                   {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+    const auto words = philox4x32(
+        {static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32),
+         static_cast<std::uint32_t>(draw), static_cast<std::uint32_t>(draw >> 32)},
+        {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
     return (words[0] >> 8) * 0x1p-24;
 }
 

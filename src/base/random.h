@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., SC 2011): random numbers by address instead of by sequence, so that a
-// draw depends on its seed and position only, whoever else is drawing.
+// Philox4x32-10 (Salmon et al., SC 2011): random numbers by address instead of by sequence, so that
+// a draw depends on its seed and position only, whoever else is drawing.
 #pragma once
 
 #include <array>

@@ -1,8 +1,8 @@
 // What can fail says so in its signature: Result<T> is a value or an Error.
 //
-// An Error is something the world did (a bad file, a full disk, a prompt that does not fit). What we
-// did wrong ourselves is a check (src/base/check.h). Messages carry names, ids, lengths and limits,
-// never prompt text.
+// An Error is something the world did (a bad file, a full disk, a prompt that does not fit). What
+// we did wrong ourselves is a check (src/base/check.h). Messages carry names, ids, lengths and
+// limits, never prompt text.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace kvw {
 
-// One word per kind of failure; error_name() prints it as the "code" of JSON errors, exit_code() maps
-// it to the process exit status.
+// One word per kind of failure; error_name() prints it as the "code" of JSON errors, exit_code()
+// maps it to the process exit status.
 enum class ErrorCode : std::uint8_t {
     usage,                // 2: flags, values, configuration
     file_exists,          // 2: an output that would be overwritten
@@ -30,17 +30,17 @@ enum class ErrorCode : std::uint8_t {
     tenant_quota,
     queue_full,
     deadline,
-    io,                   // 5: the environment; worth a retry
+    io,  // 5: the environment; worth a retry
     disk_full,
     out_of_memory,
     no_device,
     key_folder,
     file_changed,
-    not_closed,           // 6: evidence that is not complete
+    not_closed,  // 6: evidence that is not complete
     torn,
-    violation,            // 7: a page row was about to be read by someone who may not
-    invariant,            // 7: we contradicted ourselves
-    cancelled,            // 130
+    violation,  // 7: a page row was about to be read by someone who may not
+    invariant,  // 7: we contradicted ourselves
+    cancelled,  // 130
 };
 
 // What a refusal says in numbers, all in tokens (rows).

@@ -28,7 +28,8 @@ std::size_t decode(std::string_view s, std::uint32_t& point) {
     }
     if (a >= 0xf0 && a <= 0xf4 && follows(1, a == 0xf0 ? 0x90 : 0x80, a == 0xf4 ? 0x8f : 0xbf) &&
         follows(2) && follows(3)) {
-        point = (a & 0x07) << 18 | (byte(1) & 0x3f) << 12 | (byte(2) & 0x3f) << 6 | (byte(3) & 0x3f);
+        point =
+            (a & 0x07) << 18 | (byte(1) & 0x3f) << 12 | (byte(2) & 0x3f) << 6 | (byte(3) & 0x3f);
         return 4;
     }
     return 0;
@@ -136,7 +137,8 @@ std::string base64(std::string_view bytes) {
     for (std::size_t i = 0; i < bytes.size(); i += 3) {
         std::uint32_t group = 0;
         for (std::size_t k = 0; k < 3; ++k) {
-            group = group << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0);
+            group =
+                group << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0);
         }
         for (std::size_t k = 0; k < 4; ++k) {
             out.push_back(i + k > bytes.size() ? '=' : kAlphabet[group >> (18 - 6 * k) & 63]);

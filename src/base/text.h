@@ -9,8 +9,9 @@
 
 namespace kvw {
 
-// `text` with control characters (C0, DEL, C1), bidirectional and zero-width marks and invalid bytes
-// as visible escapes such as \x1b and \u202e. Everything shown on a terminal or in a message passes here.
+// `text` with control characters (C0, DEL, C1), bidirectional and zero-width marks and invalid
+// bytes as visible escapes such as \x1b and \u202e. Everything shown on a terminal or in a message
+// passes here.
 std::string printable(std::string_view text);
 
 // The same, but newline and tab stay: for answers on a terminal.
@@ -22,7 +23,8 @@ std::optional<std::size_t> first_invalid_utf8(std::string_view bytes);
 // `bytes` with each maximal invalid part replaced by U+FFFD.
 std::string utf8_lossy(std::string_view bytes);
 
-// How many bytes at the end of `bytes` could be the start of a character that is not complete (0..3).
+// How many bytes at the end of `bytes` could be the start of a character that is not complete
+// (0..3).
 std::size_t incomplete_utf8_suffix(std::string_view bytes);
 
 std::string base64(std::string_view bytes);

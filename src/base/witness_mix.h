@@ -1,10 +1,10 @@
-// The witness: a sum that kernels form over the tile headers they really loaded, and that the ledger
-// forms over what was recorded. Both sides use exactly these functions, so they can only differ when
-// what the hardware read is not what the engine believed.
+// The witness: a sum that kernels form over the tile headers they really loaded, and that the
+// ledger forms over what was recorded. Both sides use exactly these functions, so they can only
+// differ when what the hardware read is not what the engine believed.
 //
 // One access adds   page_mix(header) * access_factor(layer, head, kind) * rows   modulo 2^64, where
-// rows = rows visible to a query row (read, once per query row and KV head), rows stored (write), or
-// kPageTokens (scrub). Sums commute: tiling, threads and batch order do not show.
+// rows = rows visible to a query row (read, once per query row and KV head), rows stored (write),
+// or kPageTokens (scrub). Sums commute: tiling, threads and batch order do not show.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,8 @@ constexpr std::uint64_t page_mix(std::uint32_t tenant, std::uint64_t request,
 // Odd, so that no number of rows below 2^64 multiplies it to zero.
 constexpr std::uint64_t access_factor(std::uint32_t layer, std::uint32_t head, AccessKind kind) {
     return mix64((std::uint64_t{layer} << 32) ^ (std::uint64_t{head} << 8) ^
-                 static_cast<std::uint64_t>(kind)) | 1;
+                 static_cast<std::uint64_t>(kind)) |
+           1;
 }
 
 }  // namespace kvw

@@ -11,8 +11,8 @@ struct StopMatch {
     std::size_t end = std::string::npos;
 };
 
-// The stop string that is complete first, of those the one that began first: what a reader who saw one
-// byte at a time would have found, so that token boundaries do not matter.
+// The stop string that is complete first, of those the one that began first: what a reader who saw
+// one byte at a time would have found, so that token boundaries do not matter.
 StopMatch first_stop(std::string_view text, const std::vector<std::string>& stops) {
     StopMatch first;
     for (const std::string& stop : stops) {

@@ -1,4 +1,5 @@
-// From sampled ids to the bytes a caller gets: detokenising, stop strings with hold-back, whole characters.
+// From sampled ids to the bytes a caller gets: detokenising, stop strings with hold-back, whole
+// characters.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ class Answer {
   public:
     Answer(const Tokenizer& tokenizer, std::vector<std::string> stops);
     struct Delta {
-        std::string bytes;        // what may be delivered now; whole UTF-8 characters
-        bool stopped = false;     // an end-of-generation token or a stop string ended the answer
+        std::string bytes;     // what may be delivered now; whole UTF-8 characters
+        bool stopped = false;  // an end-of-generation token or a stop string ended the answer
     };
     Delta push(TokenId id);
     // The end (length, cancel): what was held back and is not part of a stop string.

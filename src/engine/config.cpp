@@ -27,12 +27,10 @@ Status read_number(const Json& json, const char* name, T& into) {
 }  // namespace
 
 std::string to_json(const EngineConfig& config) {
-    return Json{{"batch_rows", config.batch_rows},
-                {"context", config.context},
-                {"pool_rows", config.pool_rows},
-                {"scrub_pages", config.scrub_pages},
-                {"sequences_max", config.sequences_max},
-                {"stop_on_violation", config.stop_on_violation}}
+    return Json{
+        {"batch_rows", config.batch_rows},       {"context", config.context},
+        {"pool_rows", config.pool_rows},         {"scrub_pages", config.scrub_pages},
+        {"sequences_max", config.sequences_max}, {"stop_on_violation", config.stop_on_violation}}
         .dump();
 }
 

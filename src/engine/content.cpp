@@ -14,7 +14,8 @@ void append_word(std::string& bytes, std::uint64_t word, int size = 8) {
 
 }  // namespace
 
-std::array<std::uint64_t, 2> keyed_digest(const Digest256& key, std::string_view domain, std::string_view content) {
+std::array<std::uint64_t, 2> keyed_digest(const Digest256& key, std::string_view domain,
+                                          std::string_view content) {
     std::string message(domain);
     message.push_back('\0');
     message += content;

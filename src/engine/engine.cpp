@@ -200,11 +200,11 @@ struct Engine::State {
     std::uint64_t steps = 0;
     std::unordered_map<std::uint64_t, std::unique_ptr<Request>> requests;  // not settled yet
     std::unordered_map<std::uint64_t, RequestFacts> settled;
-    std::deque<Request*> queue;          // waiting for pages, in order of submission
-    std::vector<Request*> active;        // admitted and not ended, in order of admission
-    std::vector<Request*> cancelled;     // ended by the caller; the next step says so
-    std::vector<Request*> ended;         // the next step records their end
-    std::size_t turn = 0;                // whose turn it is when a step cannot take all of `active`
+    std::deque<Request*> queue;       // waiting for pages, in order of submission
+    std::vector<Request*> active;     // admitted and not ended, in order of admission
+    std::vector<Request*> cancelled;  // ended by the caller; the next step says so
+    std::vector<Request*> ended;      // the next step records their end
+    std::size_t turn = 0;             // whose turn it is when a step cannot take all of `active`
     std::optional<Error> stopped;
     bool finished = false;
 
@@ -261,22 +261,22 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
     config.pool_rows = config.pool_rows == 0 ? config.context : config.pool_rows;
     const auto refuse = [](const std::string& what) { return Error{ErrorCode::usage, what}; };
     if (config.context > shape.context) {
-        return refuse("a context of " + std::to_string(config.context) +
-                      " (-c) is more than the " + std::to_string(shape.context) +
-                      " positions the model was trained for");
+        return refuse("a context of " + std::to_string(config.context) + " (-c) is more than the " +
+                      std::to_string(shape.context) + " positions the model was trained for");
     }
     if (config.batch_rows == 0 || config.sequences_max == 0 || config.scrub_pages == 0) {
-        return refuse("a step of 0 tokens (-ub), 0 requests or 0 scrubbed pages would never end; "
-                      "each must be at least 1");
+        return refuse(
+            "a step of 0 tokens (-ub), 0 requests or 0 scrubbed pages would never end; "
+            "each must be at least 1");
     }
     if (tokenizer.size() != shape.vocab) {
         return Error{ErrorCode::bad_model,
                      "the vocabulary has " + std::to_string(tokenizer.size()) +
                          " tokens and the model scores " + std::to_string(shape.vocab)};
     }
-    auto forward = ForwardPass::create(model, kernels, threads, config.batch_rows,
-                                       std::min(config.batch_rows, config.sequences_max),
-                                       config.context);
+    auto forward =
+        ForwardPass::create(model, kernels, threads, config.batch_rows,
+                            std::min(config.batch_rows, config.sequences_max), config.context);
     if (!forward) {
         return forward.error();
     }
@@ -290,15 +290,14 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
                                            .forward = std::move(*forward)});
     const FaultPlan& faults = state->context.faults;
     EventSink& sink = state->sink;
+    sink.note(
+        Event::of(events::Run{kNumericsVersion, kPageTokens, faults.disabled_checker ? 0u : 1u}));
     sink.note(Event::of(
-        events::Run{kNumericsVersion, kPageTokens, faults.disabled_checker ? 0u : 1u}));
-    sink.note(Event::of(events::Model{big_endian_word(identity.sha256, 0),
-                                      big_endian_word(identity.sha256, 1),
-                                      big_endian_word(identity.sha256, 2),
-                                      big_endian_word(identity.sha256, 3), shape.layers,
-                                      shape.kv_heads, shape.head_dim, shape.vocab, shape.context,
-                                      kClassPortable},
-                        identity.name));
+        events::Model{big_endian_word(identity.sha256, 0), big_endian_word(identity.sha256, 1),
+                      big_endian_word(identity.sha256, 2), big_endian_word(identity.sha256, 3),
+                      shape.layers, shape.kv_heads, shape.head_dim, shape.vocab, shape.context,
+                      kClassPortable},
+        identity.name));
     auto pool = PagePool::create({.shape = shape.tile_shape(),
                                   .rows_max = config.pool_rows,
                                   .shadow_writers = state->context.checked},
@@ -401,8 +400,8 @@ Result<RequestId> Engine::submit(GenerateRequest asked) {
     if (!is_tenant_name(asked.tenant)) {
         return Error{ErrorCode::usage,
                      "a tenant is named with 1 to " + std::to_string(kTenantLengthMax) +
-                         " of a-z 0-9 . _ -; this name has " +
-                         std::to_string(asked.tenant.size()) + " bytes, or others among them"};
+                         " of a-z 0-9 . _ -; this name has " + std::to_string(asked.tenant.size()) +
+                         " bytes, or others among them"};
     }
     if (Status status = check_options(asked.sampling); !status) {
         return status.error();
@@ -416,10 +415,10 @@ Result<RequestId> Engine::submit(GenerateRequest asked) {
     for (std::size_t i = 0; i < asked.prompt_ids.size(); ++i) {
         const TokenId id = asked.prompt_ids[i];
         if (id < 0 || static_cast<std::uint32_t>(id) >= state.model.config().vocab) {
-            return Error{ErrorCode::bad_input,
-                         "prompt token " + std::to_string(i) + " has the id " + std::to_string(id) +
-                             "; the model knows 0 to " +
-                             std::to_string(state.model.config().vocab - 1)};
+            return Error{ErrorCode::bad_input, "prompt token " + std::to_string(i) +
+                                                   " has the id " + std::to_string(id) +
+                                                   "; the model knows 0 to " +
+                                                   std::to_string(state.model.config().vocab - 1)};
         }
     }
 
@@ -484,12 +483,15 @@ bool Engine::cancel(RequestId id, FinishReason reason) {
 
 void Engine::delivered(RequestId id, std::string_view bytes) {
     const auto found = state_->requests.find(number(id));
-    check(found != state_->requests.end(), "bytes are delivered before their request's end is recorded");
+    check(found != state_->requests.end(),
+          "bytes are delivered before their request's end is recorded");
     found->second->emitted += bytes;
 }
 
 bool Engine::idle() const {
-    return state_->active.empty() && state_->queue.empty() && state_->cancelled.empty();
+    const State& state = *state_;
+    return state.active.empty() && state.queue.empty() && state.cancelled.empty() &&
+           state.ended.empty() && state.pool->pages_draining() == 0;
 }
 
 // ---- the end of a request
@@ -564,17 +566,18 @@ void Engine::State::admit_waiting(std::vector<Output>& outputs) {
         // Quarantined pages do not, and waiting for them would never end.
         outputs.push_back(end_faulty(
             request, FinishReason::error,
-            {ErrorCode::out_of_pages,
-             "request " + std::to_string(request.id()) + " needs " +
-                 std::to_string(request.pages_needed()) + " pages; " +
-                 std::to_string(pool->pages_allocatable()) + " of " +
-                 std::to_string(pool->pages_total()) + " are not in quarantine"}));
+            {ErrorCode::out_of_pages, "request " + std::to_string(request.id()) + " needs " +
+                                          std::to_string(request.pages_needed()) + " pages; " +
+                                          std::to_string(pool->pages_allocatable()) + " of " +
+                                          std::to_string(pool->pages_total()) +
+                                          " are not in quarantine"}));
         ended.push_back(&request);
     }
 }
 
-// Divides the step's tokens: one to each request that has one to compute, in turn when there are too
-// many; what is left to prompts, in order of admission. Which tokens share a step changes no bit.
+// Divides the step's tokens: one to each request that has one to compute, in turn when there are
+// too many; what is left to prompts, in order of admission. Which tokens share a step changes no
+// bit.
 void Engine::State::plan() {
     std::vector<std::uint32_t> counts(active.size(), 0);
     std::uint32_t budget = config.batch_rows;
@@ -620,19 +623,17 @@ void Engine::State::compute() {
         pool->extend(request.owner, slot.first + slot.count);
         leases.push_back(pool->open(request.owner, slot.first, slot.count));
         const auto batch_row = static_cast<std::uint32_t>(batch.size());
-        views.push_back(
-            leases.back().view(batch_row, slot.samples ? slot.count - 1 : slot.count));
+        views.push_back(leases.back().view(batch_row, slot.samples ? slot.count - 1 : slot.count));
         const auto first = request.tokens.begin() + slot.first;
         batch.insert(batch.end(), first, first + slot.count);
     }
-    forward->run({.tokens = batch,
-                  .sequences = views,
-                  .memory = pool->memory(),
-                  .checked = context.checked},
-                 computed);
+    forward->run(
+        {.tokens = batch, .sequences = views, .memory = pool->memory(), .checked = context.checked},
+        computed);
 }
 
-// Looks at the evidence before it uses a result: a request whose rows were not all its own ends here.
+// Looks at the evidence before it uses a result: a request whose rows were not all its own ends
+// here.
 void Engine::State::collect(std::vector<Output>& outputs, std::optional<Error>& violation) {
     bool withheld = false;  // a violation ends the run, so nothing of this step may be sampled
     for (std::size_t i = 0; i < slots.size() && config.stop_on_violation; ++i) {
@@ -672,10 +673,10 @@ void Engine::State::collect(std::vector<Output>& outputs, std::optional<Error>& 
             } else {
                 outputs.push_back(end_faulty(
                     request, FinishReason::error,
-                    {ErrorCode::nonfinite,
-                     "the model computed NaN or infinity for request " +
-                         std::to_string(request.id()) + " at position " +
-                         std::to_string(row->position) + "; its weights do not fit this input"}));
+                    {ErrorCode::nonfinite, "the model computed NaN or infinity for request " +
+                                               std::to_string(request.id()) + " at position " +
+                                               std::to_string(row->position) +
+                                               "; its weights do not fit this input"}));
                 ended.push_back(&request);
                 continue;
             }
@@ -808,8 +809,8 @@ Result<std::vector<Output>> Engine::step() {
     }
 
     const Status committed = state.sink.commit();
-    // Both may have seen the same violation; the engine's own words name more. Any other failure means
-    // that the record is not whole, and says so first.
+    // Both may have seen the same violation; the engine's own words name more. Any other failure
+    // means that the record is not whole, and says so first.
     const bool told = violation && state.config.stop_on_violation;
     if (!committed && !(told && committed.error().code == ErrorCode::violation)) {
         return state.stop(committed.error());
@@ -838,9 +839,9 @@ Status Engine::finish() {
     }
     state.pool->scrub_drained(state.pool->pages_total());
     const PagePool::Counters counters = state.pool->counters();
-    state.sink.note(Event::of(events::RunEnd{state.requests_submitted, state.steps,
-                                             counters.rows_read, counters.rows_written,
-                                             counters.scrubs, counters.scrub_witness}));
+    state.sink.note(
+        Event::of(events::RunEnd{state.requests_submitted, state.steps, counters.rows_read,
+                                 counters.rows_written, counters.scrubs, counters.scrub_witness}));
     state.finished = true;
     if (Status status = state.sink.commit(); !status) {
         return state.stop(status.error());

@@ -1,7 +1,7 @@
 // Requests in, tokens out: admission, the step loop, sampling, and every event in between.
 //
-// One thread calls it. A step goes down the layers once and up once: requests → leases → forward pass →
-// evidence → sampler → events → commit → outputs. Nothing is revealed that was not recorded.
+// One thread calls it. A step goes down the layers once and up once: requests → leases → forward
+// pass → evidence → sampler → events → commit → outputs. Nothing is revealed that was not recorded.
 #pragma once
 
 #include <cstdint>
@@ -28,15 +28,15 @@ namespace kvw {
 
 // What a run can be rebuilt from (the `config` event, canonical JSON). No host facts.
 struct EngineConfig {
-    std::uint32_t context = 0;            // most positions of a request; 0 = the model's
-    std::uint64_t pool_rows = 0;          // 0 = one context
-    std::uint32_t batch_rows = 512;       // most tokens in one step (-ub)
-    std::uint32_t sequences_max = 64;     // most requests in one step
-    std::uint32_t scrub_pages = 64;       // most pages scrubbed in one step
-    bool stop_on_violation = true;        // a violation ends step() with an error; else only its request
+    std::uint32_t context = 0;         // most positions of a request; 0 = the model's
+    std::uint64_t pool_rows = 0;       // 0 = one context
+    std::uint32_t batch_rows = 512;    // most tokens in one step (-ub)
+    std::uint32_t sequences_max = 64;  // most requests in one step
+    std::uint32_t scrub_pages = 64;    // most pages scrubbed in one step
+    bool stop_on_violation = true;  // a violation ends step() with an error; else only its request
 };
 std::string to_json(const EngineConfig& config);
-Result<EngineConfig> engine_config_from_json(std::string_view json);   // bad_trace when malformed
+Result<EngineConfig> engine_config_from_json(std::string_view json);  // bad_trace when malformed
 
 // Identity of the model, for the `model` event.
 struct ModelIdentity {
@@ -48,69 +48,79 @@ struct ModelIdentity {
 struct RunContext {
     EventSink* sink = nullptr;
     FaultPlan faults;
-    // The key of a tenant's keyed digests: fresh random bytes when recording, the recorded ones in replay.
+    // The key of a tenant's keyed digests: fresh random bytes when recording, the recorded ones in
+    // replay.
     std::function<Digest256(TenantId, const std::string& name)> tenant_key;
-    bool checked = false;                 // execution: shadow table and checking accessors
+    bool checked = false;  // execution: shadow table and checking accessors
 };
 
 struct GenerateRequest {
-    std::string tenant = "local";         // [a-z0-9._-]{1,64}
-    std::string prompt;                   // the bytes that prompt_ids were made from
+    std::string tenant = "local";  // [a-z0-9._-]{1,64}
+    std::string prompt;            // the bytes that prompt_ids were made from
     std::vector<TokenId> prompt_ids;
     std::optional<std::uint32_t> tokens_max;  // unset: the smallest limit minus the prompt
     SamplingOptions sampling;
-    std::uint32_t top_logits = 0;         // report that many of the first sample's logits
+    std::uint32_t top_logits = 0;  // report that many of the first sample's logits
     std::uint32_t logprobs = 0;
 };
 
-struct TopLogit { TokenId id = 0; float logit = 0; };
+struct TopLogit {
+    TokenId id = 0;
+    float logit = 0;
+};
 
 // What a step did for one request.
 struct Output {
     RequestId request{};
-    std::optional<TokenId> id;            // one sampled token
-    std::string bytes;                    // what may now be delivered
-    std::optional<FinishReason> finish;   // the request ended; nothing follows
-    std::optional<Error> error;           // with finish error or violation
-    std::vector<TopLogit> first_logits;   // with the first token, when asked for
+    std::optional<TokenId> id;           // one sampled token
+    std::string bytes;                   // what may now be delivered
+    std::optional<FinishReason> finish;  // the request ended; nothing follows
+    std::optional<Error> error;          // with finish error or violation
+    std::vector<TopLogit> first_logits;  // with the first token, when asked for
 };
 
 // Where a request stands; final once finished.
 struct RequestFacts {
     std::uint64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
-    std::uint64_t prefilled = 0;          // positions computed so far
-    RowDigest logits;                     // running digest, unkeyed
+    std::uint64_t prefilled = 0;                    // positions computed so far
+    RowDigest logits;                               // running digest, unkeyed
     std::uint64_t first_event = 0, last_event = 0;  // numbers of its first and last event (moments)
 };
 
 class Engine {
   public:
-    // Notes run, model, pool, config (and fault). Fails: usage (a limit that makes no sense), out_of_memory.
-    static Result<std::unique_ptr<Engine>> create(const Model& model, const Tokenizer& tokenizer, const Kernels& kernels,
-                                                  ThreadPool& threads, const EngineConfig& config,
-                                                  const ModelIdentity& identity, RunContext context);
+    // Notes run, model, pool, config (and fault). Fails: usage (a limit that makes no sense),
+    // out_of_memory.
+    static Result<std::unique_ptr<Engine>> create(const Model& model, const Tokenizer& tokenizer,
+                                                  const Kernels& kernels, ThreadPool& threads,
+                                                  const EngineConfig& config,
+                                                  const ModelIdentity& identity,
+                                                  RunContext context);
     ~Engine();
 
-    // Admits, queues or refuses. A refusal is an Error with its LimitFacts; it leaves submit and reject in
-    // the record, is committed, and can never become work. Also fails: usage (tenant grammar, sampling
-    // options), bad_input (empty prompt, id out of range), which leave nothing.
+    // Admits, queues or refuses. A refusal is an Error with its LimitFacts; it leaves submit and
+    // reject in the record, is committed, and can never become work. Also fails: usage (tenant
+    // grammar, sampling options), bad_input (empty prompt, id out of range), which leave nothing.
     Result<RequestId> submit(GenerateRequest request);
     // Takes effect within the next step. False when the request has ended already.
     bool cancel(RequestId request, FinishReason reason = FinishReason::cancelled);
-    // The caller's sink took these bytes of the request's answer. Call for every non-empty Output::bytes.
+    // The caller's sink took these bytes of the request's answer. Call for every non-empty
+    // Output::bytes.
     void delivered(RequestId request, std::string_view bytes);
 
-    bool idle() const;                    // nothing to do but finish()
-    // One step; empty when idle. Fails: violation (code 7), or what commit() failed with; the engine is
-    // then stopped and only destruction may follow.
+    // True when a step would do nothing: no request runs or waits, every end is recorded, and every
+    // page that was let go of is scrubbed.
+    bool idle() const;
+    // One step; empty when idle, and when it only tidied up. Fails: violation (code 7), or what
+    // commit() failed with; the engine is then stopped and only destruction may follow.
     Result<std::vector<Output>> step();
     // Ends the run: settles ended requests, scrubs what drained, notes run_end, commits.
     Status finish();
 
     RequestFacts facts(RequestId request) const;
-    std::uint64_t events_noted() const;   // number of the last numbered event
-    const EngineConfig& config() const;   // with defaults filled in
-    PagePool& pool();                     // for tests
+    std::uint64_t events_noted() const;  // number of the last numbered event
+    const EngineConfig& config() const;  // with defaults filled in
+    PagePool& pool();                    // for tests
 
   private:
     struct State;

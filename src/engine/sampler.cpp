@@ -14,10 +14,11 @@ namespace {
 
 constexpr float kExcluded = -std::numeric_limits<float>::infinity();
 
-// Ranking the whole vocabulary costs milliseconds and is rarely needed: a prefix is ranked first, and a
-// longer one only when the answer lies behind it.
-constexpr std::size_t kFirstRanked = 256;
+// Ranking the whole vocabulary costs milliseconds and is rarely needed: a prefix is ranked first,
+// and a longer one only when the answer lies behind it.
+constexpr std::size_t kFirstRanked = 128;
 constexpr std::size_t kRankedGrowth = 16;
+constexpr std::size_t kLanes = 8;
 
 bool before(float logit_a, TokenId id_a, float logit_b, TokenId id_b) {
     return logit_a > logit_b || (logit_a == logit_b && id_a < id_b);
@@ -123,8 +124,8 @@ void Sampler::rank(std::span<const float> logits, std::size_t count) {
     const auto ranks_before = [](const Candidate& a, const Candidate& b) {
         return before(a.logit, a.id, b.logit, b.id);
     };
-    // One pass in order of id. Whoever is not above the worst of `count` better ones seen so far is out:
-    // of equal logits the earlier id ranks first, so a later one never displaces it.
+    // One pass in order of id. Whoever is not above the worst of `count` better ones seen so far is
+    // out: of equal logits the earlier id ranks first, so a later one never displaces it.
     const std::size_t room = std::min(logits.size(), 2 * count + kFirstRanked);
     ranked_.clear();
     ranked_.reserve(room);
@@ -135,14 +136,14 @@ void Sampler::rank(std::span<const float> logits, std::size_t count) {
         ranked_.resize(count);
         floor = ranked_.back().logit;
     };
-    constexpr std::size_t kBlock = 16;
+    constexpr std::size_t kBlock = 32;
     for (std::size_t begin = 0; begin < logits.size(); begin += kBlock) {
         const std::size_t end = std::min(begin + kBlock, logits.size());
-        bool any = false;
+        std::uint32_t above = 0;  // a sum, which needs no branch per logit
         for (std::size_t i = begin; i < end; ++i) {
-            any |= logits[i] > floor;
+            above += logits[i] > floor ? 1 : 0;
         }
-        for (std::size_t i = begin; any && i < end; ++i) {
+        for (std::size_t i = begin; above > 0 && i < end; ++i) {
             if (logits[i] > floor) {
                 if (ranked_.size() == room && count < room) {
                     keep_best();
@@ -171,13 +172,22 @@ void Sampler::weigh(float largest, std::size_t begin) {
 
 double Sampler::total_weight(std::span<const float> logits, float largest) {
     scaled_.resize(logits.size());
+    const std::span<float> scaled = scaled_;
+    const float temperature = options_.temperature;  // a copy: no store below can change it
     for (std::size_t i = 0; i < logits.size(); ++i) {
-        scaled_[i] = (logits[i] - largest) / options_.temperature;
+        scaled[i] = (logits[i] - largest) / temperature;
     }
-    kernels_->exp_shifted(scaled_.data(), scaled_.data(), scaled_.size(), 0.0f);
-    std::array<double, 8> lanes{};  // lane j adds elements j, j + 8, ...: a fixed order, in any build
-    for (std::size_t i = 0; i < scaled_.size(); ++i) {
-        lanes[i % lanes.size()] += static_cast<double>(scaled_[i]);
+    kernels_->exp_shifted(scaled.data(), scaled.data(), scaled.size(), 0.0f);
+    // Lane j adds elements j, j + 8, ...: a fixed order, in any build.
+    std::array<double, kLanes> lanes{};
+    std::size_t i = 0;
+    for (; i + kLanes <= scaled.size(); i += kLanes) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+            lanes[lane] += static_cast<double>(scaled[i + lane]);
+        }
+    }
+    for (std::size_t lane = 0; i + lane < scaled.size(); ++lane) {
+        lanes[lane] += static_cast<double>(scaled[i + lane]);
     }
     double total = 0;
     for (const double lane : lanes) {
@@ -236,7 +246,8 @@ TokenId Sampler::sample(std::span<const float> logits, std::uint64_t position) {
                 return ranked_[i].id;
             }
         }
-        return ranked_[length - 1].id;  // rounding: the sum as counted fell short of the sum as aimed at
+        return ranked_[length - 1]
+            .id;  // rounding: the sum as counted fell short of the sum as aimed at
     }
 }
 

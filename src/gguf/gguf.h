@@ -2,8 +2,8 @@
 //
 // The file is hostile until parse() has returned: every length goes through one checked-arithmetic
 // helper before anything is allocated or looked at, no allocation exceeds the file's size, and no
-// value is used before its type was compared. Source: the GGUF specification in the ggml
-// repository.
+// value is used before its type was compared. At most 65,536 keys and as many tensors. Source: the
+// GGUF specification in the ggml repository.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Faults as a value: what a test (and only a test, a drill or `replay --fault`) makes go wrong, through
-// the code path where it would go wrong. `run` and `batch` have no way to make one.
+// Faults as a value: what a test (and only a test, a drill or `replay --fault`) makes go wrong,
+// through the code path where it would go wrong. `run` and `batch` have no way to make one.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@ namespace kvw {
 
 struct FaultPlan {
     // stale-page-table: from step `at_step` on, request `reader` is handed entry 0 of request
-    // `victim`'s table in place of its own entry 0 (page and generation as they are for the victim).
+    // `victim`'s table in place of its own entry 0 (page and generation as they are for the
+    // victim).
     struct StalePageTable {
         std::uint64_t reader = 0, victim = 0, at_step = 0;
     };

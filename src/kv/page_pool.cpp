@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// Zeroed memory that costs nothing until it is touched, aligned for huge pages, kept out of core dumps.
+// Zeroed memory that costs nothing until it is touched, aligned for huge pages, kept out of core
+// dumps.
 class Mapping {
   public:
     Mapping() = default;
@@ -118,10 +119,10 @@ struct PagePool::State {
     Mapping writers;
     KvMemory memory{};
     std::vector<Page> pages;
-    std::uint32_t virgin_next = 0;        // pages from here on were never used
-    std::deque<std::uint32_t> scrubbed;   // first scrubbed, first handed out
-    std::deque<std::uint32_t> drained;    // waiting to be scrubbed
-    std::uint32_t reserved = 0;           // over all holders
+    std::uint32_t virgin_next = 0;       // pages from here on were never used
+    std::deque<std::uint32_t> scrubbed;  // first scrubbed, first handed out
+    std::deque<std::uint32_t> drained;   // waiting to be scrubbed
+    std::uint32_t reserved = 0;          // over all holders
     std::unordered_map<std::uint64_t, Holder> holders;
     // Checked execution: the shadow table names requests, and a finding names tenants too.
     std::unordered_map<std::uint64_t, TenantId> tenants;
@@ -160,7 +161,8 @@ struct PagePool::State {
             for (std::uint32_t head = 0; head < options.shape.heads; ++head) {
                 const TileHeader& header = *tile_header(memory.tile(page, layer, head));
                 witness += page_mix(header.tenant, header.request, header.generation, header.page) *
-                           access_factor(header.layer, header.head, AccessKind::scrub) * kPageTokens;
+                           access_factor(header.layer, header.head, AccessKind::scrub) *
+                           kPageTokens;
             }
         }
         return witness;
@@ -206,11 +208,11 @@ struct PagePool::State {
     }
 
     void conclude(Holder& holder, const PageFinding& finding) {
-        sink.note(Event::of(events::Violation{number(holder.owner.request), finding.page,
-                                              finding.generation, finding.row_begin, finding.row_end,
-                                              number(finding.writer.tenant),
-                                              number(finding.writer.request)},
-                            finding.kind));
+        sink.note(Event::of(
+            events::Violation{number(holder.owner.request), finding.page, finding.generation,
+                              finding.row_begin, finding.row_end, number(finding.writer.tenant),
+                              number(finding.writer.request)},
+            finding.kind));
         if (!holder.finding) {
             holder.finding = finding;
         }
@@ -224,11 +226,11 @@ struct PagePool::State {
             loaded.request = fault.shadow_writer;
             loaded.tenant = writer == tenants.end() ? 0 : number(writer->second);
         }
-        sink.note(Event::of(events::Loaded{
-            number(holder.owner.request), fault.page, fault.layer, fault.head,
-            static_cast<std::uint64_t>(fault.access), fault.rows, loaded.tenant, loaded.request,
-            loaded.generation, loaded.page, loaded.rows_written,
-            static_cast<std::uint64_t>(loaded.state)}));
+        sink.note(Event::of(events::Loaded{number(holder.owner.request), fault.page, fault.layer,
+                                           fault.head, static_cast<std::uint64_t>(fault.access),
+                                           fault.rows, loaded.tenant, loaded.request,
+                                           loaded.generation, loaded.page, loaded.rows_written,
+                                           static_cast<std::uint64_t>(loaded.state)}));
         const bool write = fault.access == AccessKind::write;
         conclude(holder, {.kind = kind_of(fault, holder.owner),
                           .page = fault.page,
@@ -310,10 +312,10 @@ Status PagePool::reserve(Owner owner, std::uint32_t pages) {
     State& state = *state_;
     check(owner != Owner{}, "nobody reserves nothing");
     if (pages > state.allocatable()) {
-        return Error{ErrorCode::out_of_pages,
-                     std::to_string(pages) + " pages are wanted and " +
-                         std::to_string(state.allocatable()) + " of " +
-                         std::to_string(state.pages.size()) + " can be had"};
+        return Error{ErrorCode::out_of_pages, std::to_string(pages) + " pages are wanted and " +
+                                                  std::to_string(state.allocatable()) + " of " +
+                                                  std::to_string(state.pages.size()) +
+                                                  " can be had"};
     }
     State::Holder& holder = state.holders[number(owner.request)];
     check(holder.owner == Owner{} || holder.owner == owner, "a request belongs to one tenant");
@@ -343,8 +345,8 @@ Lease PagePool::open(Owner owner, std::uint32_t first, std::uint32_t count) {
     check(first == holder.rows_written, "rows are written one after the other, each once");
     check(holder.table.size() >= pages_for(std::uint64_t{first} + count),
           "the table covers what will be read");
-    state.sink.note(Event::of(events::Rows{number(owner.request), count, first + count, 0,
-                                           holder.table_version}));
+    state.sink.note(Event::of(
+        events::Rows{number(owner.request), count, first + count, 0, holder.table_version}));
     Lease lease;
     lease.owner_ = owner;
     lease.first_ = first;

@@ -1,8 +1,9 @@
 // The pages of the KV cache, and who may touch each of them.
 //
-// Every change of owner goes through this class and is an event; that is why the record is complete.
-// A page's life: [virgin: scrub] → alloc (generation + 1) → rows … → free(reason) → drain → scrub →
-// allocatable. Nothing on the free list holds anybody's rows. Not thread-safe: the step loop is the only caller.
+// Every change of owner goes through this class and is an event; that is why the record is
+// complete. A page's life: [virgin: scrub] → alloc (generation + 1) → rows … → free(reason) → drain
+// → scrub → allocatable. Nothing on the free list holds anybody's rows. Not thread-safe: the step
+// loop is the only caller.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ namespace kvw {
 
 struct PoolOptions {
     TileShape shape;
-    std::uint64_t rows_max = 0;         // the limit, in rows; pages = ceil(rows_max / kPageTokens)
-    bool shadow_writers = false;        // checked execution
+    std::uint64_t rows_max = 0;   // the limit, in rows; pages = ceil(rows_max / kPageTokens)
+    bool shadow_writers = false;  // checked execution
 };
 
 // Faults that tests plant at the pool's seams; empty in every run (FaultPlan, src/kv/fault_plan.h).
@@ -37,8 +38,8 @@ struct PageFinding {
     Owner writer;                              // nobody: never written, or freed
 };
 
-// What one request may do in one step: an immutable page table, usable once. It is both what attention
-// walks and the source of the `rows` event. Moving it out is the only way to use it.
+// What one request may do in one step: an immutable page table, usable once. It is both what
+// attention walks and the source of the `rows` event. Moving it out is the only way to use it.
 class Lease {
   public:
     Lease(Lease&&) noexcept = default;
@@ -62,22 +63,23 @@ class Lease {
 
 class PagePool {
   public:
-    // Maps memory for the pool (huge pages where there are any; touched only when used; not in core dumps).
-    // Notes `pool`. Fails: out_of_memory, with the bytes wanted.
-    static Result<std::unique_ptr<PagePool>> create(const PoolOptions& options, const Kernels& kernels,
-                                                    EventSink& sink, const FaultPlan* faults = nullptr);
+    // Maps memory for the pool (huge pages where there are any; touched only when used; not in core
+    // dumps). Notes `pool`. Fails: out_of_memory, with the bytes wanted.
+    static Result<std::unique_ptr<PagePool>> create(const PoolOptions& options,
+                                                    const Kernels& kernels, EventSink& sink,
+                                                    const FaultPlan* faults = nullptr);
     ~PagePool();
 
     std::uint64_t rows_max() const;
     std::uint32_t pages_total() const;
-    std::uint32_t pages_allocatable() const;   // virgin or scrubbed, not reserved by someone
+    std::uint32_t pages_allocatable() const;  // virgin or scrubbed, not reserved by someone
     std::uint32_t pages_draining() const;
 
     // Sets `pages` aside for `owner`, so that later allocations cannot fail. Notes `reserve`.
     // Fails: out_of_pages, with how many could be had. Touches no page.
     Status reserve(Owner owner, std::uint32_t pages);
-    // Makes the owner's table cover positions [0, rows), from its reservation. Notes scrub (virgin),
-    // poison_check, alloc for each new page.
+    // Makes the owner's table cover positions [0, rows), from its reservation. Notes scrub
+    // (virgin), poison_check, alloc for each new page.
     void extend(Owner owner, std::uint32_t rows);
     // Says which step the next leases belong to. Only the seam of a fault plan asks.
     void begin_step(std::uint64_t step);
@@ -92,20 +94,25 @@ class PagePool {
     const PageFinding* finding(Owner owner) const;
     // The first written row of the owner's pages that holds the poison of an unwritten one.
     std::optional<PageFinding> find_poison(Owner owner) const;
-    // The owner lets go of all its pages and of its reservation. Notes free(reason), drain for each.
+    // The owner lets go of all its pages and of its reservation. Notes free(reason), drain for
+    // each.
     void release(Owner owner, FreeReason reason);
-    // As release, but the pages are never handed out again. Notes free(reason), quarantine for each.
+    // As release, but the pages are never handed out again. Notes free(reason), quarantine for
+    // each.
     void quarantine(Owner owner, FreeReason reason);
-    // Scrubs up to `pages_max` drained pages, first freed first. Notes scrub. Returns how many. A page
-    // whose headers are not its last owner's is quarantined: somebody wrote there after the free.
+    // Scrubs up to `pages_max` drained pages, first freed first. Notes scrub. Returns how many. A
+    // page whose headers are not its last owner's is quarantined: somebody wrote there after the
+    // free.
     std::uint32_t scrub_drained(std::uint32_t pages_max);
 
-    std::uint64_t running_witness(Owner owner) const;   // the full sum so far
-    struct Counters { std::uint64_t rows_read = 0, rows_written = 0, scrubs = 0, scrub_witness = 0; };
-    Counters counters() const;                          // as the kernels counted
+    std::uint64_t running_witness(Owner owner) const;  // the full sum so far
+    struct Counters {
+        std::uint64_t rows_read = 0, rows_written = 0, scrubs = 0, scrub_witness = 0;
+    };
+    Counters counters() const;  // as the kernels counted
     KvMemory memory() const;
     std::span<const PageRef> table(Owner owner) const;
-    std::uint64_t faults_injected() const;              // how often the fault plan changed something
+    std::uint64_t faults_injected() const;  // how often the fault plan changed something
 
   private:
     struct State;

@@ -480,10 +480,13 @@ void Ledger::on_witness_sum(const Event& event) {
     if (request == nullptr) {
         return;
     }
-    if (witness.positions != request->length) {
+    // A preempted request has let go of its rows; its length is kept until it starts anew.
+    const std::uint64_t length =
+        request->pages_held == 0 && request->preempted ? 0 : request->length;
+    if (witness.positions != length) {
         gap(request->owner,
             "a witness of request " + str(witness.request) + " over " + str(witness.positions) +
-                " positions, it has " + str(request->length),
+                " positions, it has " + str(length),
             ProofLayer::kernel);
     }
     compare_witness(*request, witness.sum, std::numeric_limits<std::uint64_t>::max());
@@ -512,7 +515,8 @@ void Ledger::on_loaded(const Event& event) {
     const bool owned = loaded.state_loaded == static_cast<std::uint64_t>(TileState::owned);
     ViolationKind kind = ViolationKind::unwritten_row;
     const char* why = "with too few rows written";
-    if (loaded.access == static_cast<std::uint64_t>(AccessKind::write)) {
+    const bool write = loaded.access == static_cast<std::uint64_t>(AccessKind::write);
+    if (write) {  // `rows` is the row that was to be stored
         kind = ViolationKind::late_write;
         why = "not the one to be written";
     } else if (loaded.state_loaded == static_cast<std::uint64_t>(TileState::freed)) {
@@ -531,7 +535,8 @@ void Ledger::on_loaded(const Event& event) {
             .writer = owned ? std::optional(owner) : std::nullopt,
             .page = loaded.page,
             .generation = loaded.generation_loaded,
-            .row_end = std::min<std::uint64_t>(loaded.rows, kPageTokens),
+            .row_begin = write ? std::min<std::uint64_t>(loaded.rows, kPageTokens) : 0,
+            .row_end = std::min<std::uint64_t>(loaded.rows, kPageTokens) + (write ? 1 : 0),
             .detail = "request " + str(loaded.request) + " met a header " + why + " in page " +
                       str(loaded.page) + ", layer " + str(loaded.layer) + ", head " +
                       str(loaded.head)});

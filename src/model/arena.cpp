@@ -20,6 +20,7 @@ Result<Arena> Arena::create(std::size_t bytes, std::string_view what) {
                          " bytes of memory, more than this machine or process may have"};
     }
     madvise(data, bytes, MADV_HUGEPAGE);  // a wish; without huge pages it is only slower
+    madvise(data, bytes, MADV_DONTDUMP);  // scratch holds what prompts became
     arena.data_ = static_cast<std::uint8_t*>(data);
     arena.size_ = bytes;
     return arena;

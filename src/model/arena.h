@@ -9,7 +9,8 @@
 
 namespace kvw {
 
-// Mapped, zero until written, on huge pages where there are any; the destructor unmaps it.
+// Mapped, zero until written, on huge pages where there are any, not in core dumps; the destructor
+// unmaps it.
 class Arena {
   public:
     // Fails: out_of_memory, with `what` and how many bytes it wanted.

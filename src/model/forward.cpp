@@ -1,6 +1,6 @@
 #include <algorithm>
 #include <cstring>
-#include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -466,7 +466,7 @@ ForwardPass::State::State(const Model& model, const Kernels& kernels_in, ThreadP
       batch_rows(batch_rows_in),
       logits_rows(logits_rows_in),
       context(context_in),
-      splits_max((context_in + kSplitTokens - 1) / kSplitTokens),
+      splits_max((context_in - 1) / kSplitTokens + 1),
       query_width(std::size_t{config.heads} * config.head_dim),
       kv_width(std::size_t{config.kv_heads} * config.head_dim),
       shared_rows(std::min<std::size_t>(batch_rows, kRowsPerWorker * threads.threads())),
@@ -513,7 +513,7 @@ void ForwardPass::State::begin_step(const StepInput& step) {
     check(!step.checked || step.memory.writers != nullptr, "checked execution has a shadow table");
     rows.clear();
     logits_of.clear();
-    std::uint32_t positions = 0;
+    std::uint64_t positions = 0;
     for (std::uint32_t i = 0; i < step.sequences.size(); ++i) {
         const SequenceView& sequence = step.sequences[i];
         check(sequence.batch_row == rows.size() && sequence.count >= 1,
@@ -524,7 +524,7 @@ void ForwardPass::State::begin_step(const StepInput& step) {
         check(sequence.pages.size() * kPageTokens >= std::size_t{sequence.first} + sequence.count,
               "the page table covers all positions");
         check(sequence.report != nullptr, "every sequence has a report");
-        positions = std::max(positions, sequence.first + sequence.count);
+        positions = std::max(positions, std::uint64_t{sequence.first} + sequence.count);
         for (std::uint32_t row = 0; row < sequence.count; ++row) {
             if (row >= sequence.logits_from) {
                 logits_of.push_back(static_cast<std::uint32_t>(rows.size()));
@@ -541,9 +541,11 @@ void ForwardPass::State::begin_step(const StepInput& step) {
     by_rows = threads.threads() == 1 || rows.size() >= kRowsPerWorker * threads.threads();
     plan.make(step.sequences, config.kv_heads, threads.threads(), rows.size() <= kPartialRows);
     rope_begin = rope_rows;
-    rope_end = rope_rows >= positions
-                   ? rope_rows
-                   : std::min(context, (positions + kRopeRows - 1) / kRopeRows * kRopeRows);
+    rope_end = rope_rows;
+    if (positions > rope_rows) {
+        const std::uint64_t whole = (positions + kRopeRows - 1) / kRopeRows * kRopeRows;
+        rope_end = static_cast<std::uint32_t>(std::min<std::uint64_t>(context, whole));
+    }
 }
 
 void ForwardPass::State::end_step(StepOutput& out) {

@@ -447,15 +447,18 @@ class Packer {
         std::atomic<std::size_t> next{0};
         threads.run([&](unsigned worker) {
             for (std::size_t i = next++; i < parts_.size(); i = next++) {
+                if (worker == 0 && progress && i != 0) {
+                    progress(static_cast<double>(i) / static_cast<double>(parts_.size()));
+                }
                 const Part& part = parts_[i];
                 const Matrix& matrix = matrices_[part.matrix];
                 pack_panels(*matrix.place, matrix.source, arena->data() + matrix.offset, part.begin,
                             part.end);
-                if (worker == 0 && progress) {
-                    progress(static_cast<double>(i + 1) / static_cast<double>(parts_.size()));
-                }
             }
         });
+        if (progress) {
+            progress(1.0);
+        }
         return arena;
     }
 

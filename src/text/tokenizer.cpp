@@ -174,29 +174,52 @@ Status Tokenizer::State::load_merges(const Gguf& gguf) {
         return rules.error();
     }
     merges.reserve(rules->size());
-    std::string both;
-    for (std::size_t rank = 0; rank < rules->size(); ++rank) {
-        const std::string_view rule = (*rules)[rank];
-        const std::size_t space = rule.find(' ');
-        if (space == std::string_view::npos) {
-            return error("merge " + std::to_string(rank) + " is not two spellings and a space");
+    // In blocks, so that the lookups of many rules wait for memory at the same time.
+    constexpr std::size_t kBlock = 64;
+    std::array<std::string_view, 3 * kBlock> names;  // left, right and both together, rule by rule
+    std::array<TokenId, 3 * kBlock> found{};
+    std::string joined;
+    for (std::size_t begin = 0; begin < rules->size(); begin += kBlock) {
+        const std::size_t count = std::min(kBlock, rules->size() - begin);
+        joined.clear();
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::string_view rule = (*rules)[begin + i];
+            const std::size_t space = rule.find(' ');
+            if (space == std::string_view::npos) {
+                return error("merge " + std::to_string(begin + i) +
+                             " is not two spellings and a space");
+            }
+            names[3 * i] = rule.substr(0, space);
+            names[3 * i + 1] = rule.substr(space + 1);
+            joined.append(names[3 * i]).append(names[3 * i + 1]);
         }
-        const std::string_view left = rule.substr(0, space);
-        const std::string_view right = rule.substr(space + 1);
-        both.assign(left).append(right);
-        const TokenId left_id = ids.find(left);
-        const TokenId right_id = ids.find(right);
-        const TokenId merged = ids.find(both);
-        if (left_id < 0 || right_id < 0 || merged < 0) {
-            return error("merge " + std::to_string(rank) +
-                         " names or makes a token that is not in the vocabulary");
+        std::size_t at = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::size_t size = names[3 * i].size() + names[3 * i + 1].size();
+            names[3 * i + 2] = std::string_view(joined).substr(at, size);
+            at += size;
         }
-        if (kind(merged) == Kind::control) {
-            continue;  // text never becomes a control token: only its spelling, asked for, is one
+        ids.find_all(std::span(names).first(3 * count), std::span(found).first(3 * count));
+        for (std::size_t i = 0; i < count; ++i) {
+            merges.will_add(found[3 * i], found[3 * i + 1]);
         }
-        if (!merges.add(left_id, right_id, {static_cast<std::uint32_t>(rank), merged})) {
-            return error("merge " + std::to_string(rank) +
-                         " repeats an earlier one, or collides with too many");
+        for (std::size_t i = 0; i < count; ++i) {
+            const TokenId left = found[3 * i];
+            const TokenId right = found[3 * i + 1];
+            const TokenId merged = found[3 * i + 2];
+            const std::size_t rank = begin + i;
+            if (left < 0 || right < 0 || merged < 0) {
+                return error("merge " + std::to_string(rank) +
+                             " names or makes a token that is not in the vocabulary");
+            }
+            if (kind(merged) == Kind::control) {
+                continue;  // text never becomes a control token: only its spelling, asked for, is
+                           // one
+            }
+            if (!merges.add(left, right, {static_cast<std::uint32_t>(rank), merged})) {
+                return error("merge " + std::to_string(rank) +
+                             " repeats an earlier one, or collides with too many");
+            }
         }
     }
     return {};

@@ -22,7 +22,7 @@ using TokenId = std::int32_t;
 enum class SpecialTokens : bool {
     as_text = false,  // "<|im_end|>" in the input is ten characters of text; user-defined tokens,
                       // which are text of their own accord ("<tool_call>"), are still single tokens
-    parse = true,  // control and user-defined tokens are recognised where they stand
+    parse = true,     // control and user-defined tokens are recognised where they stand
 };
 
 class Tokenizer {
@@ -55,8 +55,8 @@ class Tokenizer {
     // Ends a generation: EOS, EOT, and the end-of-turn tokens the file's vocabulary has
     // (<|im_end|>, …).
     bool ends_generation(TokenId id) const;
-    TokenId find(
-        std::string_view spelling) const;  // a token by its exact vocabulary text, -1 if none
+    // A token by its exact vocabulary text, -1 if none.
+    TokenId find(std::string_view spelling) const;
 
   private:
     struct State;

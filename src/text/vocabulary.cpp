@@ -14,6 +14,7 @@ namespace {
 // No entry lies further than this from where its hash points: at half load the longest honest run
 // is a few dozen, so more means that the file was made to be slow.
 constexpr std::size_t kProbesMax = 512;
+constexpr std::size_t kAhead = 16;  // lookups in flight: what hides the distance to memory
 constexpr std::uint32_t kNoSymbol = ~std::uint32_t{0};
 constexpr TokenId kGone = -2;
 
@@ -44,12 +45,17 @@ tl::expected<void, TokenId> SpellingTable::build(std::span<const std::string_vie
     spellings_ = spellings;
     slots_.assign(slots_for(spellings.size()), Slot{});
     const std::size_t mask = slots_.size() - 1;
+    std::vector<std::uint32_t> hashes(spellings.size());
     for (std::size_t i = 0; i < spellings.size(); ++i) {
+        hashes[i] = hash_of(spellings[i]);
+    }
+    for (std::size_t i = 0; i < spellings.size(); ++i) {
+        __builtin_prefetch(&slots_[hashes[std::min(i + kAhead, spellings.size() - 1)] & mask]);
         const TokenId id = static_cast<TokenId>(i);
         if (spellings[i].empty()) {
             continue;
         }
-        const std::uint32_t hash = hash_of(spellings[i]);
+        const std::uint32_t hash = hashes[i];
         std::size_t probes = 0;
         std::size_t at = hash & mask;
         while (slots_[at].id >= 0) {
@@ -66,10 +72,13 @@ tl::expected<void, TokenId> SpellingTable::build(std::span<const std::string_vie
 }
 
 TokenId SpellingTable::find(std::string_view spelling) const {
+    return find(spelling, hash_of(spelling));
+}
+
+TokenId SpellingTable::find(std::string_view spelling, std::uint32_t hash) const {
     if (slots_.empty() || spelling.empty()) {
         return -1;
     }
-    const std::uint32_t hash = hash_of(spelling);
     const std::size_t mask = slots_.size() - 1;
     std::size_t at = hash & mask;
     for (std::size_t probes = 0; probes <= kProbesMax && slots_[at].id >= 0; ++probes) {
@@ -80,6 +89,35 @@ TokenId SpellingTable::find(std::string_view spelling) const {
         at = (at + 1) & mask;
     }
     return -1;
+}
+
+void SpellingTable::find_all(std::span<const std::string_view> spellings,
+                             std::span<TokenId> ids) const {
+    check(spellings.size() == ids.size(), "one id for each spelling");
+    check(!slots_.empty(), "spellings are found after build()");
+    const std::size_t mask = slots_.size() - 1;
+    std::array<std::uint32_t, kAhead> hashes{};
+    for (std::size_t begin = 0; begin < spellings.size(); begin += kAhead) {
+        const auto block = spellings.subspan(begin, std::min(kAhead, spellings.size() - begin));
+        for (std::size_t i = 0; i < block.size(); ++i) {
+            hashes[i] = hash_of(block[i]);
+            __builtin_prefetch(&slots_[hashes[i] & mask]);
+        }
+        const auto first_guess = [&](std::size_t i) -> const std::string_view* {
+            const TokenId id = slots_[hashes[i] & mask].id;
+            return id < 0 ? nullptr : &spellings_[static_cast<std::size_t>(id)];
+        };
+        for (std::size_t i = 0; i < block.size(); ++i) {
+            __builtin_prefetch(first_guess(i));
+        }
+        for (std::size_t i = 0; i < block.size(); ++i) {
+            const std::string_view* guess = first_guess(i);
+            __builtin_prefetch(guess == nullptr ? nullptr : guess->data());
+        }
+        for (std::size_t i = 0; i < block.size(); ++i) {
+            ids[begin + i] = find(block[i], hashes[i]);
+        }
+    }
 }
 
 void MergeTable::reserve(std::size_t merges) { slots_.assign(slots_for(merges), Slot{}); }
@@ -100,6 +138,12 @@ bool MergeTable::add(TokenId left, TokenId right, Merge merge) {
         at = (at + 1) & mask;
     }
     return false;
+}
+
+void MergeTable::will_add(TokenId left, TokenId right) const {
+    if (!slots_.empty()) {
+        __builtin_prefetch(&slots_[mix64(pair_of(left, right)) & (slots_.size() - 1)]);
+    }
 }
 
 const Merge* MergeTable::find(TokenId left, TokenId right) const {

@@ -21,12 +21,16 @@ class SpellingTable {
     // there before, or that collides with too many others.
     tl::expected<void, TokenId> build(std::span<const std::string_view> spellings);
     TokenId find(std::string_view spelling) const;  // -1 when absent
+    // The same for many at once; their places in memory are fetched side by side.
+    void find_all(std::span<const std::string_view> spellings, std::span<TokenId> ids) const;
 
   private:
     struct Slot {
         std::uint32_t hash = 0;
         TokenId id = -1;
     };
+    TokenId find(std::string_view spelling, std::uint32_t hash) const;
+
     std::span<const std::string_view> spellings_;
     std::vector<Slot> slots_;  // a power of two, at most half full
 };
@@ -42,6 +46,7 @@ class MergeTable {
     void reserve(std::size_t merges);
     // False when the pair is there already, or collides with too many others.
     bool add(TokenId left, TokenId right, Merge merge);
+    void will_add(TokenId left, TokenId right) const;      // a hint: add() of this pair comes soon
     const Merge* find(TokenId left, TokenId right) const;  // null when absent
 
   private:
