@@ -62,7 +62,7 @@ class NullModelRun {
             if (stop_signal() != 0) {
                 return Error{ErrorCode::cancelled, "stopped by a signal"};
             }
-        } while (!active_.empty());
+        } while (!active_.empty() || noted_.count < events_min);
         pool_->scrub_drained(pool_->pages_total());
         const PagePool::Counters counters = pool_->counters();
         note(events::RunEnd{requests_, steps_, counters.rows_read, counters.rows_written,
@@ -73,6 +73,10 @@ class NullModelRun {
     std::uint64_t events() const { return noted_.count; }
 
   private:
+    // Of different lengths, so that requests come and go at different steps.
+    static std::uint32_t answer_tokens(std::uint64_t request) {
+        return kAnswerTokens - static_cast<std::uint32_t>(request * 7 % 48);
+    }
     struct Active {
         Owner owner;
         std::uint32_t rows = 0;
@@ -98,10 +102,10 @@ class NullModelRun {
     void submit(std::uint32_t pages) {
         const std::uint64_t id = ++requests_;
         const Owner owner{TenantId{static_cast<std::uint32_t>(id % kTenants) + 1}, RequestId{id}};
-        note(events::Submit{id, number(owner.tenant), kPromptTokens, kAnswerTokens, mix64(id),
+        note(events::Submit{id, number(owner.tenant), kPromptTokens, answer_tokens(id), mix64(id),
                             mix64(~id)});
         note(events::Sampling{.request = id, .seed = id});
-        note(events::Admit{id, kPromptTokens + kAnswerTokens, mix64(id + 1), mix64(id + 2)});
+        note(events::Admit{id, kPromptTokens + answer_tokens(id), mix64(id + 1), mix64(id + 2)});
         const Status reserved = pool_->reserve(owner, pages);
         check(reserved.has_value(), "the pool has pages for twice as many requests");
         active_.push_back({owner, 0});
@@ -139,7 +143,7 @@ class NullModelRun {
         active.rows += active.rows == 0 ? kPromptTokens : 1;
         note(events::Sample{id, active.rows, mix64(id ^ active.rows) & 0xffffffff});
         const std::uint32_t samples = active.rows - kPromptTokens + 1;
-        if (samples == kAnswerTokens) {
+        if (samples == answer_tokens(id)) {
             const std::uint64_t witness = pool_->running_witness(active.owner);
             note(events::Rendered{id, samples, mix64(id + 3), mix64(id + 4)});
             note(events::Emitted{id, samples, mix64(id + 3), mix64(id + 4)});

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <numeric>
+#include <system_error>
 
 #include "cli/signals.h"
 #include "src/base/text.h"
@@ -313,6 +314,8 @@ int Commands::run(int argc, char** argv) {
         result = parse_and_run(argc, argv);
     } catch (const std::bad_alloc&) {
         result = Error{ErrorCode::out_of_memory, "not enough memory"};
+    } catch (const std::system_error& problem) {  // a thread that could not be started
+        result = Error{ErrorCode::out_of_memory, problem.what()};
     } catch (const std::exception& problem) {
         result = Error{ErrorCode::invariant, problem.what()};
     }

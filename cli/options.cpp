@@ -256,7 +256,8 @@ Flags& Flags::positionals(const std::string& name, std::vector<std::string>& tar
             },
             help)
         ->required(required)
-        ->expected(1, CLI::detail::expected_max_vector_size);
+        ->expected(1, CLI::detail::expected_max_vector_size)
+        ->allow_extra_args();
     return *this;
 }
 

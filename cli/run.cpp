@@ -556,8 +556,7 @@ Result<int> converse(const RunFlags& flags, Session& session) {
 Result<int> run(const RunFlags& asked, Session& session) {
     RunFlags flags = asked;
     // Greedy answers draw nothing: without a seed they leave the same record every time.
-    flags.sampling.seed =
-        asked.seed.value_or(asked.sampling.temperature == 0.0f ? 0 : entropy64());
+    flags.sampling.seed = asked.seed.value_or(asked.sampling.temperature == 0.0f ? 0 : entropy64());
     if (const Status checked = check_flags(flags); !checked) {
         return checked.error();
     }

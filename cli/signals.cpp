@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <string_view>
 
 namespace kvw::cli {
@@ -101,6 +102,8 @@ void install_signal_handlers() {
     if (!ignored(SIGHUP)) {  // nohup
         handle(SIGHUP, on_stop, 0);
     }
+    // An exception that nobody can catch, in a thread of the pool.
+    std::set_terminate([] { end_now("invariant", "ended by an exception in a thread", 7); });
     static std::array<char, 16384> stack;
     stack_t alternate{};
     alternate.ss_sp = stack.data();

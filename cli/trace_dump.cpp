@@ -106,7 +106,10 @@ class Dump {
 
     void event(const Event& event, std::uint64_t number) {
         const Attribution::Facts facts = attribution_.look(event);
-        if (number < range_.first || number > range_.last || !wanted(event, facts)) {
+        // A range is of numbers, and notes have none.
+        const bool inside = event.numbered() ? number >= range_.first && number <= range_.last
+                                             : flags_.range.empty();
+        if (!inside || !wanted(event, facts)) {
             return;
         }
         if (session_.machine()) {

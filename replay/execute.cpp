@@ -14,7 +14,9 @@ GenerateRequest request_of(const RecordedRun& recorded, const RecordedRequest& e
     request.tenant = tenant == recorded.tenants.end() ? std::string() : tenant->second;
     request.prompt = entry.prompt;
     request.prompt_ids = entry.prompt_ids;
-    request.tokens_max = static_cast<std::uint32_t>(entry.submit.tokens_max);
+    if (entry.submit.tokens_max > 0) {  // 0: left open, and refused
+        request.tokens_max = static_cast<std::uint32_t>(entry.submit.tokens_max);
+    }
     request.sampling = entry.sampling;
     return request;
 }

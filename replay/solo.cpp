@@ -50,6 +50,13 @@ struct Teacher {
     Digest256 key;
 };
 
+// An answer that an error ended: what was held back then was never handed out.
+bool cut_short(const RecordedRequest& entry) {
+    return entry.finish &&
+           (entry.finish->reason == static_cast<std::uint64_t>(FinishReason::error) ||
+            entry.finish->reason == static_cast<std::uint64_t>(FinishReason::violation));
+}
+
 class SoloRunner {
   public:
     SoloRunner(const ReplayModel& model) : model_(&model) {}
@@ -123,7 +130,9 @@ class SoloRunner {
             }
             first = end;
         }
-        answer.finish();
+        if (!cut_short(entry)) {
+            answer.finish();
+        }
         result.layers_finish = keyed_layers(teacher.key, layer_sums);
         result.logits = logits_digest(teacher.key, running);
         result.rendered = answer.delivered();

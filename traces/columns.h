@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -93,6 +94,15 @@ class LedgerDigest {
         block_.set_end(end);
         append(bytes);
     }
+    // The same from memory that is readable in blocks of 16 to behind its end: no call for a few
+    // bytes.
+    void append_short(const std::uint8_t* row_form, std::size_t size) {
+        std::uint8_t* const to = block_.room(size + 16);
+        for (std::size_t i = 0; i < size; i += 16) {
+            std::memcpy(to + i, row_form + i, 16);
+        }
+        set_end(to + size);
+    }
     void append(std::string_view row_form) {
         block_.append(row_form);
         if (block_.size() >= kBlock) {
@@ -113,6 +123,11 @@ class LedgerDigest {
 class ColumnWriter {
   public:
     ColumnWriter();
+    // As schema_of(), without a call.
+    const KindSchema* schema(EventKind kind) const {
+        const auto code = static_cast<std::uint8_t>(kind);
+        return code < kinds_.size() ? kinds_[code].schema : nullptr;
+    }
     // At most `bytes_max(event)` is what the section grows by. The event's kind is known, its
     // fixed32 fields fit.
     void add(const Event& event);

@@ -33,6 +33,9 @@ inline constexpr std::string_view kChunkMagic = "kvw:chnk";
 inline constexpr std::string_view kFooterMagic = "kvw:foot";
 inline constexpr std::string_view kTailMagic = "kvw:tail";
 
+// In a text record's kind: the tenant's next record that is not ids belongs to the same text.
+inline constexpr std::uint8_t kGoesOn = 0x80;
+
 // What a writer makes.
 inline constexpr std::size_t kChunkRaw = 256 << 10;      // ledger bytes of a chunk, at most
 inline constexpr std::size_t kChunkText = 1 << 20;       // text bytes of a chunk, all tenants

@@ -1,6 +1,7 @@
 #include <sys/file.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -20,16 +21,14 @@ constexpr std::size_t kHeaderFrameMax = kFileHeaderFixed + kSchemaRawMax + 32;
 constexpr std::size_t kFooterFrameMax = kFooterFixed + 128 * (1 + kVarintMax) + 32;
 constexpr std::size_t kSector = 512;             // what a disk writes or loses as one
 constexpr std::size_t kZerosLookedAt = 1 << 20;  // at the end of a file; more count as this many
-constexpr std::size_t kTailEvents =
-    65536;  // a TraceChunk from the tail ends behind the row that reaches it
-constexpr std::uint8_t kGoesOn = 0x80;
+constexpr std::size_t kTailEvents = 65536;  // a TraceChunk from the tail ends when it has these
 
 Path with_suffix(const Path& path, const char* suffix) { return Path(path.string() + suffix); }
 
 // Whether a recorder holds the lock. A shared lock, so that two readers do not see each other.
 bool is_live(const File& file) {
     if (::flock(file.descriptor(), LOCK_SH | LOCK_NB) != 0) {
-        return true;
+        return errno == EWOULDBLOCK;
     }
     ::flock(file.descriptor(), LOCK_UN);
     return false;

@@ -57,9 +57,6 @@ struct TenantText {
     }
 };
 
-constexpr std::uint8_t kGoesOn =
-    0x80;  // in a text record's kind: the next piece belongs to the same text
-
 // .partial exists: says whose it is.
 Error partial_exists(const Path& partial) {
     auto probe = File::open_append(partial);
@@ -366,7 +363,7 @@ void TraceWriter::note(const Event& event) {
     if (state.error) [[unlikely]] {
         return;
     }
-    const KindSchema* schema = schema_of(event.kind);
+    const KindSchema* schema = state.columns.schema(event.kind);
     check(schema != nullptr, "an event has a kind of the schema");
     if (event.bytes.size() > kEventBytesMax) [[unlikely]] {
         return state.fail(
@@ -382,7 +379,7 @@ void TraceWriter::note(const Event& event) {
     }
 
     // One item of the tail: the row form, which digest.ledger hashes, then the content fields.
-    const std::size_t room = (kEventFields + 1) * kVarintMax + 1 + event.bytes.size();
+    const std::size_t room = (kEventFields + 1) * kVarintMax + 16 + event.bytes.size();
     std::uint8_t* const begin = state.begin_item(room);
     std::uint8_t* at = begin;
     *at++ = static_cast<std::uint8_t>(event.kind);
@@ -404,10 +401,7 @@ void TraceWriter::note(const Event& event) {
         at += event.bytes.size();
     }
     if (event.numbered()) {
-        const auto size = static_cast<std::size_t>(at - begin);
-        std::uint8_t* const hashed = state.ledger.room(size);
-        std::memcpy(hashed, begin, size);
-        state.ledger.set_end(hashed + size);
+        state.ledger.append_short(begin, static_cast<std::size_t>(at - begin));
         ++state.events;
         ++state.chunk_events;
     } else {

@@ -61,7 +61,6 @@ struct GenerateRequest {
     std::optional<std::uint32_t> tokens_max;  // unset: the smallest limit minus the prompt
     SamplingOptions sampling;
     std::uint32_t top_logits = 0;  // report that many of the first sample's logits
-    std::uint32_t logprobs = 0;
 };
 
 struct TopLogit {

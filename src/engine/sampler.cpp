@@ -16,7 +16,7 @@ constexpr float kExcluded = -std::numeric_limits<float>::infinity();
 
 // Ranking the whole vocabulary costs milliseconds and is rarely needed: a prefix is ranked first,
 // and a longer one only when the answer lies behind it.
-constexpr std::size_t kFirstRanked = 128;
+constexpr std::size_t kFirstRanked = 64;
 constexpr std::size_t kRankedGrowth = 16;
 constexpr std::size_t kLanes = 8;
 
@@ -136,7 +136,7 @@ void Sampler::rank(std::span<const float> logits, std::size_t count) {
         ranked_.resize(count);
         floor = ranked_.back().logit;
     };
-    constexpr std::size_t kBlock = 32;
+    constexpr std::size_t kBlock = 16;
     for (std::size_t begin = 0; begin < logits.size(); begin += kBlock) {
         const std::size_t end = std::min(begin + kBlock, logits.size());
         std::uint32_t above = 0;  // a sum, which needs no branch per logit

@@ -408,6 +408,7 @@ def on_a_terminal(args, lines, timeout=120):
         shown += data
         while pending and (at := shown.find(pending[0][0], seen)) >= 0:
             seen = at + len(pending[0][0])
+            time.sleep(0.1)  # the prompt is shown just before the terminal is made ready for editing
             os.write(fd, pending.pop(0)[1])
     else:
         os.kill(pid, signal.SIGKILL)

@@ -380,7 +380,9 @@ TEST_CASE("a request over a limit is refused with both numbers, and touches no p
         {pool, {253, 4, "exceed_context_size", 96, 256}},  // both: the context is named first
         {pool, {1, 4294967295u, "exceed_context_size", 0, 256}},
     };
-    for (const auto& [config, refusal] : cases) {
+    for (const auto& each : cases) {
+        const EngineConfig& config = each.first;
+        const Refusal& refusal = each.second;
         CAPTURE(refusal.prompt);
         Run run(config);
         const auto submitted = run.engine->submit(asking(refusal.prompt, refusal.tokens));
