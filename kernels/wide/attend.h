@@ -9,9 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <utility>
+#include <type_traits>
 
 #include "kernels/tile_check.h"
+#include "kernels/unrolled.h"
 #include "kernels/wide/math.h"
 
 namespace kvw::wide {
@@ -21,16 +22,6 @@ namespace kvw::wide {
 inline constexpr std::size_t kStrip = 6;
 inline constexpr std::size_t kBlockVectors = 24;
 inline constexpr std::size_t kStrips = kBlockVectors / kStrip;
-
-template <int Count, class Body, int... I>
-[[gnu::always_inline]] inline void unrolled(Body&& body, std::integer_sequence<int, I...>) {
-    (body(std::integral_constant<int, I>{}), ...);
-}
-// body(0), body(1), ... with constants: what is indexed with them stays in registers at any -O.
-template <int Count, class Body>
-[[gnu::always_inline]] inline void unrolled(Body&& body) {
-    unrolled<Count>(body, std::make_integer_sequence<int, Count>{});
-}
 
 // Runs body with the number of vectors in a strip, 1 to kStrip, as a constant.
 template <class Body>
