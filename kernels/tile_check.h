@@ -24,8 +24,8 @@ inline constexpr std::size_t kHeadDimMax = 512;
 }
 
 // One row's share of the witness: all of it from the loaded header, nothing from the table.
-[[gnu::always_inline, gnu::flatten]] inline std::uint64_t witness_of_row(const TileHeader& header,
-                                                                         AccessKind kind) {
+[[gnu::always_inline]] inline std::uint64_t witness_of_row(const TileHeader& header,
+                                                           AccessKind kind) {
     return page_mix(header.tenant, header.request, header.generation, header.page) *
            access_factor(header.layer, header.head, kind);
 }
