@@ -12,11 +12,15 @@ PROMPT   ?= Say in one sentence why a record of memory reads is useful.
 JOBS     ?= $(shell nproc)
 AS_ROOT  := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-.PHONY: build run test debug golden packages model clean
-build: packages
-	@cmake --preset release > build-configure.log || { cat build-configure.log; exit 1; }
-	@rm -f build-configure.log
+.PHONY: build binary configure run test debug golden packages model clean
+build: configure
 	cmake --build --preset release -j $(JOBS)
+
+binary: configure
+	cmake --build --preset release -j $(JOBS) --target kvwitness
+
+configure: packages
+	@log="$$(cmake --preset release 2>&1)" || { echo "$$log"; exit 1; }
 
 packages:
 	@missing="$$(for p in $(PACKAGES); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done | tr '\n' ' ')"; \
@@ -36,7 +40,7 @@ $(MODEL):
 	@rm -rf build/wheels
 
 # A prompt answered, its trace verified from the record alone, then replayed with the model.
-run: build model
+run: binary model
 	$(KVW) run -m $(MODEL) -n 64 "$(PROMPT)"
 	$(KVW) verify @latest
 	$(KVW) replay @latest -m $(MODEL)
