@@ -15,10 +15,10 @@ struct Lanes {
         __m256 low, high;
     };
     using Mask = Floats;
-    // 16 registers: attention works through one chain of a score, and 16 columns of values, at a
-    // time.
-    static constexpr int kChainsAtOnce = 1;
-    static constexpr int kColumnsAtOnce = 1;
+    // What attention keeps in 16 registers for `width` query vectors: chains of a score, and groups
+    // of 16 columns of values. Two of either for few vectors, so that enough sums are under way.
+    static constexpr int chains_at_once(int width) { return width <= 3 ? 2 : 1; }
+    static constexpr int columns_at_once(int width) { return width <= 3 ? 2 : 1; }
 
     [[gnu::always_inline]] static Floats zero() { return set(0.0f); }
     [[gnu::always_inline]] static Floats set(float x) {

@@ -13,9 +13,10 @@ namespace {
 struct Lanes {
     using Floats = __m512;
     using Mask = __mmask16;
-    // 32 registers: attention keeps all four chains of a score, and 64 columns of values, at once.
-    static constexpr int kChainsAtOnce = 4;
-    static constexpr int kColumnsAtOnce = 4;
+    // What attention keeps in 32 registers for up to 6 query vectors: all four chains of a score,
+    // and four groups of 16 columns of values.
+    static constexpr int chains_at_once(int) { return 4; }
+    static constexpr int columns_at_once(int) { return 4; }
 
     [[gnu::always_inline]] static Floats zero() { return _mm512_setzero_ps(); }
     [[gnu::always_inline]] static Floats set(float x) { return _mm512_set1_ps(x); }

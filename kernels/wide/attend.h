@@ -42,63 +42,70 @@ template <class Body>
     }
 }
 
+// Sums Count of the four chains of a score, First, First + Step and so on, for each vector.
+template <int First, int Step, class Lanes, int Width, int Count, class Element>
+[[gnu::always_inline]] inline void sum_chains(typename Lanes::Floats (&chain)[Width][Count],
+                                              const Element* keys, const float* q,
+                                              std::size_t head_dim) {
+    unrolled<Width>([&](auto v) __attribute__((always_inline)) {
+        unrolled<Count>([&](auto c)
+                            __attribute__((always_inline)) { chain[v][c] = Lanes::zero(); });
+    });
+    for (std::size_t d = First; d < head_dim; d += 4) {
+        unrolled<Count>([&](auto c) __attribute__((always_inline)) {
+            const std::size_t at = d + c * Step;
+            const auto key = Lanes::load(keys + at * kPageTokens);
+            unrolled<Width>([&](auto v) __attribute__((always_inline)) {
+                chain[v][c] = Lanes::fma(Lanes::set(q[at * kStrip + v]), key, chain[v][c]);
+            });
+        });
+    }
+}
+
+// pair[v * stride]: chain First plus chain First + 2.
+template <int First, class Lanes, int Width, class Element>
+[[gnu::always_inline]] inline void sum_pair(const Element* keys, const float* q,
+                                            std::size_t head_dim, float* pair, std::size_t stride) {
+    if constexpr (Lanes::chains_at_once(Width) == 2) {
+        typename Lanes::Floats chain[Width][2];
+        sum_chains<First, 2, Lanes>(chain, keys, q, head_dim);
+        unrolled<Width>([&](auto v) __attribute__((always_inline)) {
+            Lanes::store(pair + v * stride, Lanes::add(chain[v][0], chain[v][1]));
+        });
+    } else {
+        typename Lanes::Floats chain[Width][1];
+        sum_chains<First, 0, Lanes>(chain, keys, q, head_dim);
+        unrolled<Width>([&](auto v) __attribute__((always_inline)) {
+            Lanes::store(pair + v * stride, chain[v][0]);
+        });
+        sum_chains<First + 2, 0, Lanes>(chain, keys, q, head_dim);
+        unrolled<Width>([&](auto v) __attribute__((always_inline)) {
+            Lanes::store(pair + v * stride,
+                         Lanes::add(Lanes::load(pair + v * stride), chain[v][0]));
+        });
+    }
+}
+
 // scores[v][16] of one tile for Width vectors. keys: [head_dim][16] halves or floats; q:
-// [head_dim][kStrip].
+// [head_dim][kStrip]. The four chains meet as (0 + 2) + (1 + 3).
 template <class Lanes, int Width, class Element>
 void score_tile(const Element* keys, const float* q, std::size_t head_dim, float* scores) {
-    using Floats = typename Lanes::Floats;
-    if constexpr (Lanes::kChainsAtOnce == 4) {
-        Floats chain[Width][4];
-        unrolled<Width>([&](auto v) __attribute__((always_inline)) {
-            unrolled<4>([&](auto c)
-                            __attribute__((always_inline)) { chain[v][c] = Lanes::zero(); });
-        });
-        for (std::size_t d = 0; d < head_dim; d += 4) {
-            unrolled<4>([&](auto c) __attribute__((always_inline)) {
-                const Floats key = Lanes::load(keys + (d + c) * kPageTokens);
-                unrolled<Width>([&](auto v) __attribute__((always_inline)) {
-                    chain[v][c] = Lanes::fma(Lanes::set(q[(d + c) * kStrip + v]), key, chain[v][c]);
-                });
-            });
-        }
+    if constexpr (Lanes::chains_at_once(Width) == 4) {
+        typename Lanes::Floats chain[Width][4];
+        sum_chains<0, 1, Lanes>(chain, keys, q, head_dim);
         unrolled<Width>([&](auto v) __attribute__((always_inline)) {
             Lanes::store(scores + v * kSplitTokens,
                          Lanes::add(Lanes::add(chain[v][0], chain[v][2]),
                                     Lanes::add(chain[v][1], chain[v][3])));
         });
     } else {
-        // One chain at a time: (0 + 2) waits in the scores while 1 and 3 are summed.
-        const auto chains = [&](auto first, auto&& take) __attribute__((always_inline)) {
-            Floats chain[Width];
-            unrolled<Width>([&](auto v)
-                                __attribute__((always_inline)) { chain[v] = Lanes::zero(); });
-            for (std::size_t d = first; d < head_dim; d += 4) {
-                const Floats key = Lanes::load(keys + d * kPageTokens);
-                unrolled<Width>([&](auto v) __attribute__((always_inline)) {
-                    chain[v] = Lanes::fma(Lanes::set(q[d * kStrip + v]), key, chain[v]);
-                });
-            }
-            unrolled<Width>([&](auto v) __attribute__((always_inline)) { take(v, chain[v]); });
-        };
         float odd[Width][16];
-        chains(
-            std::integral_constant<int, 0>{}, [&](auto v, Floats x) __attribute__((always_inline)) {
-                Lanes::store(scores + v * kSplitTokens, x);
-            });
-        chains(
-            std::integral_constant<int, 2>{}, [&](auto v, Floats x) __attribute__((always_inline)) {
-                float* at = scores + v * kSplitTokens;
-                Lanes::store(at, Lanes::add(Lanes::load(at), x));
-            });
-        chains(
-            std::integral_constant<int, 1>{}, [&](auto v, Floats x) __attribute__((always_inline)) {
-                Lanes::store(odd[v], x);
-            });
-        chains(
-            std::integral_constant<int, 3>{}, [&](auto v, Floats x) __attribute__((always_inline)) {
-                float* at = scores + v * kSplitTokens;
-                Lanes::store(at, Lanes::add(Lanes::load(at), Lanes::add(Lanes::load(odd[v]), x)));
-            });
+        sum_pair<0, Lanes, Width>(keys, q, head_dim, scores, kSplitTokens);
+        sum_pair<1, Lanes, Width>(keys, q, head_dim, odd[0], 16);
+        unrolled<Width>([&](auto v) __attribute__((always_inline)) {
+            float* at = scores + v * kSplitTokens;
+            Lanes::store(at, Lanes::add(Lanes::load(at), Lanes::load(odd[v])));
+        });
     }
 }
 
@@ -131,7 +138,7 @@ template <class Lanes, int Width, int Columns, class Element>
 template <class Lanes, int Width, class Element>
 void accumulate_tile(const Element* values, const float* p, std::size_t head_dim,
                      std::size_t tokens, float* acc) {
-    constexpr int kColumns = Lanes::kColumnsAtOnce;
+    constexpr int kColumns = Lanes::columns_at_once(Width);
     std::size_t column = 0;
     for (; column + 16 * kColumns <= head_dim; column += 16 * kColumns) {
         accumulate_columns<Lanes, Width, kColumns>(values + column, p, head_dim, tokens,
