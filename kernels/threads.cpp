@@ -18,31 +18,21 @@ namespace kvw {
 
 namespace {
 
-// How long a worker spins before it parks, in pauses of 15 to 40 nanoseconds. Longer than the gap
-// between two phases of a step; shorter than a time slice.
-constexpr int kSpinsMost = 2000;
-constexpr int kSpinsLeast = 100;
+// 50 to 100 microseconds: longer than the gap between two phases of a step, shorter than a time
+// slice, so that a worker whose partner lost its core gives its own away.
+constexpr int kSpins = 2000;
 
-// Where another process has taken one of the processors, two workers may share the other, and then
-// each pause is time the awaited one does not get: who spun in vain spins half as long the next
-// time.
-struct alignas(64) Patience {
-    int spins = kSpinsMost;
-
-    void wait_while(std::atomic<std::uint32_t>& word, std::uint32_t old) {
-        for (int spin = 0; spin < spins; ++spin) {
-            if (word.load(std::memory_order_acquire) != old) {
-                spins = std::min(kSpinsMost, 2 * spins);
-                return;
-            }
-            __builtin_ia32_pause();
+void wait_while(std::atomic<std::uint32_t>& word, std::uint32_t old) {
+    for (int spin = 0; spin < kSpins; ++spin) {
+        if (word.load(std::memory_order_acquire) != old) {
+            return;
         }
-        spins = std::max(kSpinsLeast, spins / 2);
-        while (word.load(std::memory_order_acquire) == old) {
-            word.wait(old, std::memory_order_acquire);
-        }
+        __builtin_ia32_pause();
     }
-};
+    while (word.load(std::memory_order_acquire) == old) {
+        word.wait(old, std::memory_order_acquire);
+    }
+}
 
 // Any library may have changed the mode of the process since the last phase.
 void enter_float_mode() {
@@ -63,12 +53,11 @@ struct ThreadPool::State {
     // Written before `round` grows, read after.
     alignas(64) Erased call = nullptr;
     const void* task = nullptr;
-    std::vector<Patience> patience;  // of each worker, touched by it alone
     std::vector<std::thread> workers;
 
     void work(unsigned worker) {
         for (std::uint32_t seen = 0;; ++seen) {
-            patience[worker].wait_while(round, seen);
+            wait_while(round, seen);
             if (call == nullptr) {
                 return;
             }
@@ -92,7 +81,6 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(unsigned threads) : threads_(threads), state_(std::make_unique<State>()) {
     check(threads >= 1, "a pool has at least its caller");
     enter_float_mode();
-    state_->patience.resize(threads);
     state_->workers.reserve(threads - 1);
     for (unsigned worker = 1; worker < threads; ++worker) {
         state_->workers.emplace_back([state = state_.get(), worker] { state->work(worker); });
@@ -114,7 +102,7 @@ void ThreadPool::run_erased(Erased call, const void* task) {
     call(task, 0);
     for (std::uint32_t left = state_->unfinished.load(std::memory_order_acquire); left != 0;
          left = state_->unfinished.load(std::memory_order_acquire)) {
-        state_->patience[0].wait_while(state_->unfinished, left);
+        wait_while(state_->unfinished, left);
     }
 }
 
@@ -130,7 +118,7 @@ void ThreadPool::barrier(unsigned worker) {
         state.phase.fetch_add(1);
         state.phase.notify_all();
     } else {
-        state.patience[worker].wait_while(state.phase, phase);
+        wait_while(state.phase, phase);
     }
 }
 
