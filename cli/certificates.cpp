@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "cli/places.h"
+
 namespace kvw::cli {
 
 Result<Level> required_level(const std::string& name) {
@@ -32,13 +34,12 @@ std::string certificate_text(const Certificate& certificate, const Session& sess
 }
 
 Status check_certificate_file(const std::optional<std::string>& file, bool force) {
-    std::error_code ignored;
-    if (file && !force &&
-        std::filesystem::exists(std::filesystem::symlink_status(*file, ignored))) {
-        return Error{ErrorCode::file_exists,
-                     fmt::format("{} exists; choose another name or --force", *file)};
+    if (file == "-") {
+        return Error{ErrorCode::usage,
+                     "--certificate takes the name of a file; on stdout, --json prints it instead "
+                     "of the verdict in words"};
     }
-    return {};
+    return file ? check_output_file("--certificate", *file, force) : Status{};
 }
 
 Status write_certificate_file(const std::optional<std::string>& file, bool force,

@@ -19,7 +19,7 @@ Json unreadable_certificate(const Error& error);
 // For people, the verdict in colour.
 std::string certificate_text(const Certificate& certificate, const Session& session);
 
-// --certificate FILE. Fails: file_exists (before any work), io.
+// --certificate FILE. Fails: usage and file_exists (before any work), io.
 Status check_certificate_file(const std::optional<std::string>& file, bool force);
 Status write_certificate_file(const std::optional<std::string>& file, bool force,
                               const Json& certificate);

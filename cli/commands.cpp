@@ -5,9 +5,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <numeric>
 #include <system_error>
 
+#include "cli/places.h"
 #include "cli/signals.h"
 #include "src/base/text.h"
 
@@ -31,47 +31,20 @@ bool asks_for_json(int argc, char** argv) {
     return false;
 }
 
-// llama.cpp's `-ub` is one flag there; CLI11 would read it as -u and -b. What follows a flag that
-// takes text stays as it is.
+// llama.cpp's `-ub` and `-np` are one flag each; CLI11 would read them as -u -b and -n p. What
+// follows a flag that takes text stays as it is.
 std::vector<std::string> words_of(int argc, char** argv) {
     static constexpr std::string_view kTakesText[] = {"-p", "--prompt", "--sys", "--stop"};
     std::vector<std::string> words(argv + 1, argv + argc);
     for (std::size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
         const bool is_text =
             i > 0 && std::count(std::begin(kTakesText), std::end(kTakesText), words[i - 1]) > 0;
-        if (words[i] == "-ub" && !is_text) {
-            words[i] = "--ub";
+        if ((words[i] == "-ub" || words[i] == "-np") && !is_text) {
+            words[i].insert(0, "-");
         }
     }
     std::reverse(words.begin(), words.end());  // the order CLI11 wants
     return words;
-}
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-    std::vector<std::size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), 0);
-    for (std::size_t i = 1; i <= a.size(); ++i) {
-        std::size_t diagonal = std::exchange(row[0], i);
-        for (std::size_t j = 1; j <= b.size(); ++j) {
-            const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-            diagonal = std::exchange(row[j], std::min({changed, row[j] + 1, row[j - 1] + 1}));
-        }
-    }
-    return row.back();
-}
-
-// " Did you mean 'run'?", or nothing when nothing is near.
-std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
-    const std::string* nearest = nullptr;
-    std::size_t best = 3;
-    for (const std::string& candidate : candidates) {
-        const std::size_t distance = edit_distance(word, candidate);
-        if (distance < best && distance < candidate.size()) {
-            best = distance;
-            nearest = &candidate;
-        }
-    }
-    return nearest != nullptr ? fmt::format(" Did you mean '{}'?", *nearest) : "";
 }
 
 std::vector<std::string> names_of_subcommands(const CLI::App& app) {
@@ -103,18 +76,21 @@ void append_row(std::string& out, const std::string& left, const std::string& ri
     }
 }
 
-std::string flag_help(const CLI::Option& option) {
+std::string flag_help(const CLI::Option& option, const Settings& settings) {
     std::string text = option.get_description();
     if (!option.get_default_str().empty()) {
         text += fmt::format(" [{}]", option.get_default_str());
     }
-    if (!option.get_envname().empty()) {
-        text += fmt::format(" ({})", option.get_envname());
+    const auto setting = std::find_if(settings.begin(), settings.end(),
+                                      [&](const Setting& s) { return s.option == &option; });
+    if (setting != settings.end() && !setting->variable.empty()) {
+        text += fmt::format(" ({})", setting->variable);
     }
     return text;
 }
 
-std::string render_help(const CLI::App& app, const CommandInfo& info, bool has_action) {
+std::string render_help(const CLI::App& app, const CommandInfo& info, bool has_action,
+                        const Settings& settings) {
     const std::string name = info.path.empty() ? "kvwitness" : "kvwitness " + info.path;
     std::string out = fmt::format("{} - {}\n", name, info.description);
     if (!info.examples.empty()) {
@@ -155,7 +131,7 @@ std::string render_help(const CLI::App& app, const CommandInfo& info, bool has_a
         for (const CLI::Option* option : listed) {
             const std::string kind =
                 option->get_type_size() != 0 ? " " + option->get_type_name() : "";
-            append_row(out, option->get_name(false, true) + kind, flag_help(*option));
+            append_row(out, option->get_name(false, true) + kind, flag_help(*option, settings));
         }
     }
     return out;
@@ -204,9 +180,11 @@ Flags Commands::add(const CommandInfo& info, Action action) {
     CLI::App* app = make(info.path, info.description);
     entries_[info.path] = {app, info, std::move(action)};
     CommonFlags& common = session_.common;
-    Flags flags(*app);
+    Flags flags(*app, settings_);
     flags.group("Common")
-        .flag("--json", common.json, "One JSON object on stdout, whatever happens")
+        .flag("--json", common.json, "One JSON object on stdout, whatever happens", false)
+        .text("--config", "FILE", common.config,
+              "Configuration file; default: kvwitness/config.toml in the XDG configuration folder")
         .flag("-q,--quiet", common.quiet, "Nothing on stderr but errors")
         .flag("-v,--verbose", common.verbose, "Say more on stderr")
         .choice("--color", common.color, {"auto", "always", "never"}, "Colour on terminals")
@@ -217,11 +195,38 @@ Flags Commands::add(const CommandInfo& info, Action action) {
     return flags;
 }
 
+std::vector<Effective> Commands::effective() const {
+    return effective_settings(config_file_, settings_, *entries_.at(session_.command).app);
+}
+
+// The line is parsed: what the file says goes in behind it, then variables and flags once more.
+Status Commands::configure(const CLI::App& app, bool from_file) {
+    if (from_file) {
+        Result<std::optional<ConfigFile>> file = open_config(session_.common.config);
+        if (!file) {
+            return file.error();
+        }
+        config_file_ = std::move(*file);
+    }
+    if (config_file_) {
+        const std::vector<ConfigProblem> problems = apply_file(*config_file_, settings_);
+        if (!problems.empty()) {
+            const std::string more =
+                problems.size() == 1
+                    ? ""
+                    : fmt::format(" ({} more; kvwitness config check {} lists them)",
+                                  problems.size() - 1, config_file_->name);
+            return Error{ErrorCode::usage, to_text(*config_file_, problems.front()) + more};
+        }
+    }
+    return apply_variables_and_flags(config_file_, settings_, app);
+}
+
 bool Commands::known(const std::string& path) const { return entries_.contains(path); }
 
 std::string Commands::help(const std::string& path) const {
     const Entry& entry = entries_.at(path);
-    return render_help(*entry.app, entry.info, static_cast<bool>(entry.action));
+    return render_help(*entry.app, entry.info, static_cast<bool>(entry.action), settings_);
 }
 
 // The command that the line names, as far as it can be told without parsing: leading words, flags
@@ -268,6 +273,9 @@ Result<int> Commands::parse_and_run(int argc, char** argv) {
     const Entry& entry = entries_.at(path);
     session_.command = path;
     session_.schema = entry.info.schema;
+    if (const Status stack = check_stack(); !stack) {
+        return stack.error();
+    }
     try {
         root_->parse(words_of(argc, argv));
     } catch (const CLI::CallForHelp&) {
@@ -297,6 +305,9 @@ Result<int> Commands::parse_and_run(int argc, char** argv) {
         }
         return Error{ErrorCode::usage,
                      path.empty() ? "no command given" : "which " + path + " command?"};
+    }
+    if (const Status configured = configure(*entry.app, entry.info.configured); !configured) {
+        return configured.error();
     }
     if (!session_.common.allow_core) {
         prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);

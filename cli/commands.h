@@ -8,6 +8,7 @@
 
 #include "cli/options.h"
 #include "cli/session.h"
+#include "cli/settings.h"
 
 namespace kvw::cli {
 
@@ -21,6 +22,7 @@ struct CommandInfo {
     std::string schema;       // "traces": kvwitness/traces
     std::string description;  // one line
     std::string examples;     // indented lines, shown first in its help
+    bool configured = true;   // takes what the configuration file says, or fails when it is wrong
 };
 
 class Commands {
@@ -40,11 +42,18 @@ class Commands {
     // "bash", "zsh" or "fish".
     std::string completion(const std::string& shell) const;
 
+    // What all commands declared, and, once the line is parsed: the configuration file of a
+    // configured command, and what counts for it.
+    const Settings& settings() const { return settings_; }
+    const std::optional<ConfigFile>& config_file() const { return config_file_; }
+    std::vector<Effective> effective() const;
+
   private:
     CLI::App* make(const std::string& path, const std::string& description);
     std::string path_in(int argc, char** argv) const;
     Result<int> parse_and_run(int argc, char** argv);
     Error unexpected(const CLI::App& app) const;
+    Status configure(const CLI::App& app, bool from_file);
 
     struct Entry {
         CLI::App* app = nullptr;
@@ -52,6 +61,8 @@ class Commands {
         Action action;
     };
     Session& session_;
+    Settings settings_;
+    std::optional<ConfigFile> config_file_;
     std::unique_ptr<CLI::App> root_;
     std::map<std::string, Entry> entries_;
     bool show_version_ = false;
@@ -59,6 +70,7 @@ class Commands {
 
 // One per file of this folder.
 void add_run(Commands& commands);
+void add_batch(Commands& commands);  // with check, merge
 void add_verify(Commands& commands);
 void add_replay(Commands& commands);
 void add_trace_ls(Commands& commands);
@@ -70,6 +82,7 @@ void add_model_tokenize(Commands& commands);
 void add_bench(Commands& commands);
 void add_bench_verify(Commands& commands);
 void add_bench_limits(Commands& commands);
+void add_config(Commands& commands);  // show, check
 void add_completion(Commands& commands);
 void add_help(Commands& commands);
 

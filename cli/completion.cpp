@@ -133,7 +133,8 @@ void add_completion(Commands& commands) {
     commands
         .add({"completion", "completion", "print a completion script for bash, zsh or fish",
               "  source <(kvwitness completion bash)\n"
-              "  kvwitness completion fish | source"},
+              "  kvwitness completion fish | source",
+              false},
              [shell, &commands](Session& session) -> Result<int> {
                  if (*shell != "bash" && *shell != "zsh" && *shell != "fish") {
                      return Error{ErrorCode::usage,

@@ -61,7 +61,7 @@ bool is_float(EventKind kind, const FieldSchema& field) {
 
 Json field_json(const Event& event, const FieldSchema& field, std::uint64_t value) {
     if (field.name == "request" || field.name == "writer_request" ||
-        field.name == "request_loaded" || field.name == "seed") {
+        field.name == "request_loaded" || field.name == "stamped_request" || field.name == "seed") {
         return std::to_string(value);
     }
     if (field.name == "reason") {
@@ -69,6 +69,9 @@ Json field_json(const Event& event, const FieldSchema& field, std::uint64_t valu
     }
     if (field.name == "access") {
         return access_name(value);
+    }
+    if (field.name == "scope") {
+        return name_of(static_cast<CacheScope>(value));
     }
     if (field.name == "checkpoint") {
         return checkpoint_name(value);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/answer_stream.h"
-#include "cli/models.h"
+#include "cli/engine_flags.h"
 #include "cli/options.h"
 #include "cli/recording.h"
 #include "cli/session.h"
@@ -15,23 +15,10 @@
 
 namespace kvw::cli {
 
-struct RunFlags {
-    ModelFlags model;
-    std::optional<std::string> prompt_argument, prompt, prompt_file, system, template_name;
-    bool raw = false, chat = false;
-
-    std::optional<std::uint32_t> tokens_max;
-    std::uint32_t context = 0;
-    std::uint64_t pool_rows = 0;
-    std::uint32_t batch = 2048, step_rows = 512;
-    std::optional<std::uint64_t> seed;
-    SamplingOptions sampling;
+struct RunFlags : GenerationFlags, EngineFlags, TraceFlags {
+    std::optional<std::string> prompt_argument, prompt, prompt_file;
     std::uint32_t top_logits = 0;
-    std::string tenant = "local";
-
-    std::optional<std::string> trace, trace_dir, key_dir;
-    bool no_trace = false, sync = false, force = false, no_history = false;
-    std::string text_mode = "plain", on_violation = "stop", on_trace_error = "stop";
+    bool no_history = false;
 };
 
 // One request, from submit to its end.

@@ -47,7 +47,8 @@ void add_help(Commands& commands) {
     commands
         .add({"help", "help", "show the help of a command",
               "  kvwitness help run\n"
-              "  kvwitness help trace dump"},
+              "  kvwitness help trace dump",
+              false},
              [words, &commands](Session& session) { return print_help(*words, commands, session); })
         .positionals("COMMAND", *words, "Such as run, or trace dump", false);
 }

@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
     Session session;
     Commands commands(session);
     add_run(commands);
+    add_batch(commands);
     add_verify(commands);
     add_replay(commands);
     commands.group("trace", "list, describe, print and remove traces");
@@ -22,6 +23,8 @@ int main(int argc, char** argv) {
     add_bench(commands);
     add_bench_verify(commands);
     add_bench_limits(commands);
+    commands.group("config", "show what is set and by whom, and check a configuration file");
+    add_config(commands);
     add_completion(commands);
     add_help(commands);
     return commands.run(argc, argv);

@@ -247,6 +247,7 @@ void add_model_info(Commands& commands) {
                       "  kvwitness model info model.gguf --json"},
                      [described](Session& session) { return info(*described, session); });
     info_flags.positional("FILE", described->file, "Model file (GGUF)")
+        .section("engine")
         .flag("--rehash", described->model.rehash,
               "Compute the SHA-256 again instead of trusting the cache");
     add_model_flag(info_flags, described->model);

@@ -85,7 +85,7 @@ void add_model_tokenize(Commands& commands) {
         .positional("FILE", flags->model, "Model file (GGUF)", true)
         .positional("TEXT", flags->text, "The text; - or nothing is stdin")
         .text("-f,--file", "FILE", flags->file, "Read the text from FILE; - is stdin", false)
-        .flag("--no-special", flags->no_special, "Markers such as <|im_end|> stay text");
+        .flag("--no-special", flags->no_special, "Markers such as <|im_end|> stay text", false);
 }
 
 }  // namespace kvw::cli

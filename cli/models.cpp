@@ -79,23 +79,31 @@ std::string name_of_model(const Gguf& gguf) {
 }  // namespace
 
 void add_model_flag(Flags& flags, ModelFlags& model) {
-    flags.text("-m,--model", "FILE", model.model, "Model file (GGUF)");
+    flags.section("generation").text("-m,--model", "FILE", model.model, "Model file (GGUF)");
+}
+
+void add_device_flags(Flags& flags, ModelFlags& model) {
+    flags.section("engine")
+        .choice("--isa", model.isa, {"auto", "ref", "avx2", "avx512"},
+                "Instruction set; all give the same bits")
+        .choice("--device", model.device, {"auto", "cpu", "cuda", "sim"}, "Where to compute")
+        .flag("--rehash", model.rehash,
+              "Compute the file's SHA-256 again instead of trusting the cache");
 }
 
 void add_model_flags(Flags& flags, ModelFlags& model) {
     add_model_flag(flags, model);
-    flags.whole("-t,--threads", model.threads, 1, 1024,
-                "Threads; default: all processors this process may use");
-    flags.choice("--isa", model.isa, {"auto", "ref", "avx2", "avx512"},
-                 "Instruction set; all give the same bits");
-    flags.choice("--device", model.device, {"auto", "cpu", "cuda"}, "Where to compute");
-    flags.flag("--rehash", model.rehash,
-               "Compute the file's SHA-256 again instead of trusting the cache");
+    flags.section("engine").whole("-t,--threads", model.threads, 1, 1024,
+                                  "Threads; default: all processors this process may use");
+    add_device_flags(flags, model);
 }
 
 Result<const Kernels*> choose_kernels(const ModelFlags& flags) {
     if (flags.device == "cuda") {
         return Error{ErrorCode::no_device, "this build has no CUDA device; --device cpu works"};
+    }
+    if (flags.device == "sim") {
+        return &sim_kernels();
     }
     const Kernels* kernels = kernels_named(flags.isa);
     if (kernels == nullptr) {
@@ -105,6 +113,15 @@ Result<const Kernels*> choose_kernels(const ModelFlags& flags) {
                                  flags.isa, best_kernels().isa)};
     }
     return kernels;
+}
+
+Status check_model(const ModelFlags& flags) {
+    if (flags.device == "sim") {
+        // -m may come from the configuration or a variable; the hash model needs none.
+        return {};
+    }
+    const Result<std::string> path = model_path(flags.model);
+    return path ? Status{} : Status(path.error());
 }
 
 Result<std::string> model_path(const std::optional<std::string>& given) {
@@ -132,6 +149,14 @@ Result<LoadedModel> load_model(const ModelFlags& flags, Progress& progress) {
         return kernels.error();
     }
     loaded.kernels = *kernels;
+    if (loaded.kernels == &sim_kernels()) {
+        loaded.threads = std::make_unique<ThreadPool>(1);
+        loaded.tokenizer = std::make_unique<Tokenizer>(Tokenizer::of_bytes());
+        loaded.model = Model::sim();
+        loaded.identity = {loaded.model->config().name, sim_sha256()};
+        loaded.load_ms = seconds_since(start) * 1000;
+        return loaded;
+    }
     const Result<std::string> path = model_path(flags.model);
     if (!path) {
         return path.error();

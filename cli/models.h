@@ -21,16 +21,19 @@ struct ModelFlags {
     std::string device = "auto";
     bool rehash = false;
 };
-void add_model_flag(Flags& flags, ModelFlags& model);   // -m
-void add_model_flags(Flags& flags, ModelFlags& model);  // -m -t --isa --device --rehash
+void add_model_flag(Flags& flags, ModelFlags& model);    // -m
+void add_device_flags(Flags& flags, ModelFlags& model);  // --isa --device --rehash
+void add_model_flags(Flags& flags, ModelFlags& model);   // -m -t and those
 // Device and instruction set, before any file is opened. Fails: usage, no_device.
 Result<const Kernels*> choose_kernels(const ModelFlags& flags);
-// -m, $KVW_MODEL (CLI11 reads it), or the default model in this folder. Fails: usage, naming -m.
+// What -m says, or the default model in this folder. Fails: usage, naming -m.
 Result<std::string> model_path(const std::optional<std::string>& given);
+// Before any other work: is there a model to load? --device sim needs none.
+Status check_model(const ModelFlags& flags);
 unsigned thread_count(const ModelFlags& flags);
 
 struct LoadedModel {
-    std::unique_ptr<Gguf> gguf;  // at a fixed place: the tokenizer looks into it
+    std::unique_ptr<Gguf> gguf;  // at a fixed place: the tokenizer looks into it; null for sim
     std::unique_ptr<Tokenizer> tokenizer;
     std::unique_ptr<ThreadPool> threads;
     std::unique_ptr<Model> model;

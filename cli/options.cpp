@@ -7,7 +7,9 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <numeric>
 #include <span>
+#include <utility>
 
 namespace kvw::cli {
 
@@ -35,13 +37,41 @@ Result<std::uint64_t> with_unit(std::string_view text, std::span<const Unit> uni
     return value;
 }
 
-// "KVW_TOP_K" for "-k,--top-k".
-std::string variable_of(const std::string& names) {
-    std::string name = names.substr(names.rfind("--") + 2);
-    std::transform(name.begin(), name.end(), name.begin(), [](char c) {
+// "top-k" for "-k,--top-k".
+std::string key_of(const std::string& names) { return names.substr(names.rfind("--") + 2); }
+
+// "KVW_TOP_K" for "top-k".
+std::string variable_of(std::string key) {
+    std::transform(key.begin(), key.end(), key.begin(), [](char c) {
         return c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     });
-    return "KVW_" + name;
+    return "KVW_" + key;
+}
+
+// FILE and DIR are places, and no place has an empty name.
+Status check_place(std::string_view kind, std::string_view text) {
+    return text.empty() && (kind == "FILE" || kind == "DIR") ? Status(usage("the name is empty"))
+                                                             : Status{};
+}
+
+// A positional that is not free text.
+void check_not_empty(const std::string& name, const std::vector<std::string>& words) {
+    if (std::count(words.begin(), words.end(), "") > 0) {
+        throw CLI::ValidationError(name, "it is empty");
+    }
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), 0);
+    for (std::size_t i = 1; i <= a.size(); ++i) {
+        std::size_t diagonal = std::exchange(row[0], i);
+        for (std::size_t j = 1; j <= b.size(); ++j) {
+            const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+            diagonal = std::exchange(row[j], std::min({changed, row[j] + 1, row[j - 1] + 1}));
+        }
+    }
+    return row.back();
 }
 
 }  // namespace
@@ -93,6 +123,33 @@ Result<std::int64_t> duration_seconds(std::string_view text) {
     return static_cast<std::int64_t>(std::min<std::uint64_t>(*seconds, 1ull << 33));  // 270 years
 }
 
+Result<std::int64_t> duration_ms(std::string_view text) {
+    static constexpr Unit kUnits[] = {{"ms", 1}, {"s", 1000}, {"m", 60'000}, {"h", 3'600'000}};
+    const Result<std::uint64_t> ms = with_unit(text, kUnits, "a duration such as 500ms, 30s or 5m");
+    if (!ms) {
+        return ms.error();
+    }
+    return static_cast<std::int64_t>(std::min<std::uint64_t>(*ms, 1ull << 40));  // 34 years
+}
+
+Result<double> percentage(std::string_view text) {
+    const Result<double> number = text.ends_with('%')
+                                      ? real_number(text.substr(0, text.size() - 1), 0, 100)
+                                      : Result<double>(usage(""));
+    return number ? number
+                  : Result<double>(usage(fmt::format("'{}' is not a share from 0% to 100%", text)));
+}
+
+Result<bool> yes_or_no(std::string_view text) {
+    if (text == "true" || text == "1") {
+        return true;
+    }
+    if (text == "false" || text == "0") {
+        return false;
+    }
+    return usage(fmt::format("'{}' is neither true nor false", text));
+}
+
 Result<std::vector<std::uint64_t>> whole_numbers(std::string_view text, std::uint64_t low,
                                                  std::uint64_t high) {
     std::vector<std::uint64_t> values;
@@ -128,104 +185,169 @@ Status check_tenant_name(std::string_view name) {
     return {};
 }
 
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+    const std::string* nearest = nullptr;
+    std::size_t best = 3;
+    for (const std::string& candidate : candidates) {
+        const std::size_t distance =
+            word.size() > candidate.size() + best ? best : edit_distance(word, candidate);
+        if (distance < best && 2 * distance < candidate.size()) {
+            best = distance;
+            nearest = &candidate;
+        }
+    }
+    return nearest != nullptr ? fmt::format(" Did you mean '{}'?", *nearest) : "";
+}
+
 Flags& Flags::group(std::string title) {
     group_ = std::move(title);
+    section_.clear();
     return *this;
 }
 
-Flags& Flags::flag(const std::string& names, bool& on, const std::string& help) {
-    app_->add_flag(names, on, help)->group(group_)->disable_flag_override();
+Flags& Flags::section(std::string name) {
+    section_ = std::move(name);
     return *this;
+}
+
+Flags& Flags::alternative_to(std::vector<std::string> keys) {
+    last_->alternatives = std::move(keys);
+    return *this;
+}
+
+Flags& Flags::per_tenant(
+    std::function<Status(const std::string& tenant, std::string_view text)> take_for_tenant) {
+    last_->take_for_tenant = std::move(take_for_tenant);
+    return *this;
+}
+
+Setting& Flags::declare(const std::string& names, const std::string& shown_default, ValueType type,
+                        bool variable, TakeAll take) {
+    const std::string key = key_of(names);
+    settings_->push_back({.app = app_,
+                          .names = names,
+                          .key = key,
+                          .section = section_,
+                          .variable = variable ? variable_of(key) : "",
+                          .shown_default = shown_default,
+                          .type = type,
+                          .take = std::move(take)});
+    last_ = &settings_->back();
+    return *last_;
+}
+
+Flags& Flags::flag(const std::string& names, bool& on, const std::string& help, bool variable) {
+    const auto take = [&on](const std::vector<std::string>& given) -> Status {
+        const Result<bool> read = yes_or_no(given.back());
+        if (!read) {
+            return read.error();
+        }
+        on = *read;
+        return {};
+    };
+    CLI::Option* option = app_->add_flag(names, on, help)->group(group_);
+    if (variable) {
+        option->check([](const std::string& text) {
+            const Result<bool> read = yes_or_no(text);
+            return read ? std::string() : read.error().message;
+        });
+    } else {
+        option->disable_flag_override();
+    }
+    declare(names, on ? "true" : "false", ValueType::yes_no, variable, take).option = option;
+    return resets(on);
 }
 
 Flags& Flags::value(const std::string& names, const std::string& kind,
                     const std::string& shown_default, const std::string& help, Take take,
-                    bool variable) {
-    const std::string name = variable ? variable_of(names) : "";
-    const auto read = [names, name, take](const CLI::results_t& results) {
+                    bool variable, ValueType type) {
+    const auto read = [names, take](const CLI::results_t& results) {
         const Status taken = take(results.back());
         if (!taken) {
-            const char* set = name.empty() ? nullptr : std::getenv(name.c_str());
-            const bool from_variable = set != nullptr && results.back() == set;
-            throw CLI::ValidationError(names + (from_variable ? " (" + name + ")" : ""),
-                                       taken.error().message);
+            throw CLI::ValidationError(names, taken.error().message);
         }
         return true;
     };
     CLI::Option* option = app_->add_option(names, read, help);
     option->group(group_)->type_name(kind)->default_str(shown_default);
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    if (variable) {
-        option->envname(name);
-    }
+    declare(names, shown_default, type, variable, [take](const std::vector<std::string>& given) {
+        return take(given.back());
+    }).option = option;
     return *this;
 }
 
 Flags& Flags::text(const std::string& names, const std::string& kind, std::string& target,
                    const std::string& help, bool variable) {
-    const auto take = [&target](std::string_view text) -> Status {
+    const auto take = [&target, kind](std::string_view text) -> Status {
+        if (const Status place = check_place(kind, text); !place) {
+            return place;
+        }
         target = text;
         return {};
     };
-    return value(names, kind, target, help, take, variable);
+    return value(names, kind, target, help, take, variable).resets(target);
 }
 
 Flags& Flags::text(const std::string& names, const std::string& kind,
                    std::optional<std::string>& target, const std::string& help, bool variable) {
-    const auto take = [&target](std::string_view text) -> Status {
+    const auto take = [&target, kind](std::string_view text) -> Status {
+        if (const Status place = check_place(kind, text); !place) {
+            return place;
+        }
         target = text;
         return {};
     };
-    return value(names, kind, "", help, take, variable);
+    return value(names, kind, "", help, take, variable).resets(target);
 }
 
 Flags& Flags::texts(const std::string& names, const std::string& kind,
                     std::vector<std::string>& target, const std::string& help) {
-    app_->add_option(
-            names,
-            [&target](const CLI::results_t& results) {
-                target = results;
-                return true;
-            },
-            help)
-        ->group(group_)
-        ->type_name(kind)
-        ->expected(1, 1)
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    return *this;
+    const auto take = [&target](const std::vector<std::string>& given) -> Status {
+        target = given;
+        return {};
+    };
+    CLI::Option* option = app_->add_option(
+        names, [take](const CLI::results_t& results) { return take(results).has_value(); }, help);
+    option->group(group_)->type_name(kind)->expected(1, 1);
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    declare(names, "", ValueType::texts, true, take).option = option;
+    return resets(target);
 }
 
 Flags& Flags::choice(const std::string& names, std::string& target,
                      const std::vector<std::string>& choices, const std::string& help) {
     const std::string listed = joined(choices, "|");
-    return value(names, listed, target, help,
-                 [&target, choices, listed](std::string_view text) -> Status {
-                     if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-                         return usage(fmt::format("'{}' is not one of {}", text, listed));
-                     }
-                     target = text;
-                     return {};
-                 });
+    const auto take = [&target, choices, listed](std::string_view text) -> Status {
+        if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+            return usage(fmt::format("'{}' is not one of {}", text, listed));
+        }
+        target = text;
+        return {};
+    };
+    return value(names, listed, target, help, take).resets(target);
 }
 
 Flags& Flags::real(const std::string& names, float& target, double low, double high,
                    const std::string& help) {
-    return value(names, "X", fmt::format("{}", target), help,
-                 [&target, low, high](std::string_view text) -> Status {
-                     const Result<double> number = real_number(text, low, high);
-                     if (!number) {
-                         return number.error();
-                     }
-                     target = static_cast<float>(*number);
-                     return {};
-                 });
+    const auto take = [&target, low, high](std::string_view text) -> Status {
+        const Result<double> number = real_number(text, low, high);
+        if (!number) {
+            return number.error();
+        }
+        target = static_cast<float>(*number);
+        return {};
+    };
+    return value(names, "X", fmt::format("{}", target), help, take, true, ValueType::real)
+        .resets(target);
 }
 
 Flags& Flags::positional(const std::string& name, std::string& target, const std::string& help,
                          bool required) {
     app_->add_option(
             name,
-            [&target](const CLI::results_t& results) {
+            [&target, name](const CLI::results_t& results) {
+                check_not_empty(name, results);
                 target = results.back();
                 return true;
             },
@@ -238,7 +360,10 @@ Flags& Flags::positional(const std::string& name, std::optional<std::string>& ta
                          const std::string& help) {
     app_->add_option(
         name,
-        [&target](const CLI::results_t& results) {
+        [&target, name](const CLI::results_t& results) {
+            if (name == "FILE") {
+                check_not_empty(name, results);
+            }
             target = results.back();
             return true;
         },
@@ -250,7 +375,8 @@ Flags& Flags::positionals(const std::string& name, std::vector<std::string>& tar
                           const std::string& help, bool required) {
     app_->add_option(
             name,
-            [&target](const CLI::results_t& results) {
+            [&target, name](const CLI::results_t& results) {
+                check_not_empty(name, results);
                 target = results;
                 return true;
             },

@@ -1,6 +1,7 @@
 #include "cli/places.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 #include <limits>
 
 #include "cli/options.h"
-#include "cli/signals.h"
+#include "src/base/text.h"
 
 namespace kvw::cli {
 
@@ -46,6 +47,7 @@ std::uint64_t number_in(const char* path) {
 Result<Path> data_folder() { return xdg_folder("XDG_DATA_HOME", ".local/share"); }
 Result<Path> state_folder() { return xdg_folder("XDG_STATE_HOME", ".local/state"); }
 Result<Path> cache_folder() { return xdg_folder("XDG_CACHE_HOME", ".cache"); }
+Result<Path> config_folder() { return xdg_folder("XDG_CONFIG_HOME", ".config"); }
 
 Result<Store> Store::open(const std::optional<std::string>& given) {
     if (given) {
@@ -69,6 +71,9 @@ Result<Path> Store::new_trace(const RunId& run, std::int64_t wall_ns) const {
 }
 
 Result<Path> Store::find(const std::string& trace) const {
+    if (const Status named = check_trace_name(trace); !named) {
+        return named.error();
+    }
     if (trace != "@latest") {
         std::error_code ignored;
         if (std::filesystem::exists(trace, ignored) || !is_run_prefix(trace)) {
@@ -93,6 +98,38 @@ Result<Path> Store::find(const std::string& trace) const {
                                                    found.size(), folder_.string(), trace)};
     }
     return found.front()->path;
+}
+
+Status check_trace_name(const std::string& trace) {
+    std::error_code ignored;
+    if (trace.empty()) {
+        return Error{ErrorCode::usage, "no trace has an empty name"};
+    }
+    if (trace == "-" || std::filesystem::is_fifo(trace, ignored)) {
+        return Error{ErrorCode::usage,
+                     fmt::format("{} is a stream; a trace is read at places all over it, so it "
+                                 "must be a file",
+                                 trace == "-" ? "- (stdin)" : printable(trace))};
+    }
+    return {};
+}
+
+Status check_output_file(const char* flag, const std::string& name, bool force) {
+    if (name.empty() || name == "-") {
+        return Error{ErrorCode::usage, fmt::format("{} takes the name of a file, {}", flag,
+                                                   name.empty() ? "which cannot be empty"
+                                                                : "not - (stdout)")};
+    }
+    if (const Status replaceable = check_replaceable(name); !replaceable) {
+        return replaceable;
+    }
+    std::error_code ignored;
+    if (!force && std::filesystem::exists(std::filesystem::symlink_status(name, ignored))) {
+        return Error{
+            ErrorCode::file_exists,
+            fmt::format("{} exists; choose another name or --force", printable(name))};
+    }
+    return {};
 }
 
 const char* name_of(TraceEnd end) {
@@ -133,9 +170,6 @@ Result<std::string> read_stdin(std::uint64_t bytes_max) {
     std::string block(1 << 16, '\0');
     while (true) {
         const ssize_t n = ::read(STDIN_FILENO, block.data(), block.size());
-        if (stop_signal() != 0) {
-            return Error{ErrorCode::cancelled, "stopped by a signal"};
-        }
         if (n < 0 && errno != EINTR) {
             return errno_error("cannot read", "stdin", errno);
         }
@@ -152,6 +186,16 @@ Result<std::string> read_stdin(std::uint64_t bytes_max) {
 
 Result<std::string> read_input(const std::string& name, std::uint64_t bytes_max) {
     return name == "-" ? read_stdin(bytes_max) : read_file(name, bytes_max);
+}
+
+Status check_stack() {
+    struct rlimit stack {};
+    if (::getrlimit(RLIMIT_STACK, &stack) == 0 && stack.rlim_cur < kStackBytesMin) {
+        return Error{ErrorCode::out_of_memory,
+                     fmt::format("the stack is limited to {} KiB, {} KiB are needed: ulimit -s {}",
+                                 stack.rlim_cur >> 10, kStackBytesMin >> 10, kStackBytesMin >> 10)};
+    }
+    return {};
 }
 
 std::uint64_t memory_available() {

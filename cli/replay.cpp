@@ -197,18 +197,19 @@ void add_replay(Commands& commands) {
     flags
         .positional("TRACE", replay.trace, "A file, @latest, or hex digits of a run in the store",
                     true)
-        .flag("--no-solo", replay.no_solo, "Stop after execution")
+        .flag("--no-solo", replay.no_solo, "Stop after execution", false)
         .text("--solo", "REQ|P%", replay.solo,
               "Run only this request, or this share of requests, alone", false)
         .text("--until", "MOMENT", replay.until, "Stop execution after this moment", false)
         .flag("--other-model", replay.other_model,
-              "Go on although the model is not the recorded one")
+              "Go on although the model is not the recorded one", false)
         .text("--require", "LEVEL", replay.require,
               "Exit 6 below this level: record, execution or solo")
         .flag("--strict", replay.strict, "Any declared share is a violation")
         .text("--certificate", "FILE", replay.certificate,
               "Write the certificate (JSON) into this file", false)
-        .flag("--force", replay.force, "Replace an existing certificate file")
+        .flag("--force", replay.force, "Replace an existing certificate file", false)
+        .section("trace")
         .text("--trace-dir", "DIR", replay.trace_dir, "The store; default: the XDG data folder");
     flags.group("Engine");
     add_model_flags(flags, replay.model);

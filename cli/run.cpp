@@ -11,6 +11,7 @@
 #include "cli/generation.h"
 #include "cli/places.h"
 #include "cli/prompt_line.h"
+#include "cli/serving.h"
 #include "cli/signals.h"
 #include "src/base/random.h"
 #include "src/base/text.h"
@@ -21,8 +22,6 @@ namespace kvw::cli {
 namespace {
 
 constexpr std::uint64_t kPromptBytesMax = 64 << 20;
-constexpr double kMemoryShare =
-    0.8;  // of what is available, for the pool of a context nobody asked for
 
 Error usage(std::string message) { return {ErrorCode::usage, std::move(message)}; }
 
@@ -32,46 +31,13 @@ Status check_flags(const RunFlags& flags) {
     if (const Status tenant = check_tenant_name(flags.tenant); !tenant) {
         return tenant;
     }
-    if (const Status sampling = check_options(flags.sampling); !sampling) {
-        return sampling;
-    }
-    if (flags.raw && (flags.chat || flags.system || flags.template_name)) {
-        return usage("--raw takes the prompt as it is: no --chat, --sys or --template beside it");
-    }
-    if (flags.no_trace && flags.trace) {
-        return usage("--trace and --no-trace exclude each other");
+    if (const Status serving = check_serving_flags(flags, flags, flags); !serving) {
+        return serving;
     }
     const int prompts = flags.prompt_argument.has_value() + flags.prompt.has_value() +
                         flags.prompt_file.has_value();
     if (prompts > 1) {
         return usage("one prompt at a time: the argument, -p or -f");
-    }
-    for (const std::string& stop : flags.sampling.stops) {
-        if (stop.empty() || first_invalid_utf8(stop)) {
-            return usage("--stop needs text that is not empty and is UTF-8");
-        }
-    }
-    const Result<const Kernels*> kernels = choose_kernels(flags.model);
-    return kernels ? Status{} : Status(kernels.error());
-}
-
-// The folders and files that were named are there, or not there, as they must be; before any work.
-Status check_places(const RunFlags& flags) {
-    std::error_code ignored;
-    if (flags.key_dir && !std::filesystem::is_directory(*flags.key_dir, ignored)) {
-        return Error{ErrorCode::key_folder, fmt::format("no key folder {}", *flags.key_dir)};
-    }
-    if (!flags.trace) {
-        return {};
-    }
-    const Path path = *flags.trace;
-    if (!flags.force && std::filesystem::exists(std::filesystem::symlink_status(path, ignored))) {
-        return Error{ErrorCode::file_exists,
-                     fmt::format("{} exists; choose another name or --force", path.string())};
-    }
-    const Path parent = path.has_parent_path() ? path.parent_path() : Path(".");
-    if (!std::filesystem::is_directory(parent, ignored)) {
-        return Error{ErrorCode::io, fmt::format("no folder {} for the trace", parent.string())};
     }
     return {};
 }
@@ -118,117 +84,7 @@ Result<std::optional<std::string>> read_prompt(const RunFlags& flags) {
     return std::optional<std::string>(std::move(*text));
 }
 
-// ---- what serves it
-
-struct Serving {
-    LoadedModel loaded;
-    std::optional<ChatTemplate> chat;
-    std::unique_ptr<Recording> recording;
-    std::unique_ptr<Engine> engine;  // goes first: it notes into the recording and reads the model
-};
-
-Result<std::optional<ChatTemplate>> choose_template(const RunFlags& flags, const Gguf& gguf) {
-    if (flags.raw) {
-        return std::optional<ChatTemplate>();
-    }
-    Result<ChatTemplate> found = flags.template_name ? ChatTemplate::named(*flags.template_name)
-                                                     : ChatTemplate::of_model(gguf);
-    if (found) {
-        return std::optional<ChatTemplate>(std::move(*found));
-    }
-    if (flags.template_name || flags.chat || flags.system) {
-        return found.error();
-    }
-    return std::optional<ChatTemplate>();
-}
-
-// The model's context, or what of it memory allows, which is said.
-std::uint32_t default_context(const ModelConfig& model, const Session& session) {
-    const std::uint64_t fits =
-        static_cast<std::uint64_t>(kMemoryShare * static_cast<double>(memory_available())) /
-        model.kv_bytes_per_token() / kPageTokens * kPageTokens;
-    if (fits >= model.context || fits == 0) {
-        return model.context;
-    }
-    session.note(
-        fmt::format("context {} of the model's {} tokens: that is what memory allows; -c sets it",
-                    fits, model.context));
-    return static_cast<std::uint32_t>(fits);
-}
-
-Result<std::unique_ptr<Recording>> start_recording(const RunFlags& flags, const Session& session) {
-    RecordingOptions options{.run_id = new_run_id(),
-                             .sync = flags.sync,
-                             .replace = flags.force,
-                             .stop_on_violation = flags.on_violation == "stop",
-                             .stop_on_trace_error = flags.on_trace_error == "stop"};
-    if (flags.trace) {
-        options.path = *flags.trace;
-    } else if (!flags.no_trace) {
-        const Result<Store> store = Store::open(flags.trace_dir);
-        const Result<Path> path = store ? store->new_trace(options.run_id, session.clock.wall_ns())
-                                        : Result<Path>(store.error());
-        if (!path && options.stop_on_trace_error) {
-            return path.error();
-        }
-        if (path) {
-            options.path = *path;
-        } else {
-            session.say("not recorded: " + path.error().message);
-        }
-    }
-    return Recording::create(options, session);
-}
-
-Result<Serving> start(const RunFlags& flags, Session& session, Progress& progress) {
-    Serving serving;
-    Result<LoadedModel> loaded = load_model(flags.model, progress);
-    if (!loaded) {
-        return loaded.error();
-    }
-    serving.loaded = std::move(*loaded);
-    const Model& model = *serving.loaded.model;
-    Result<std::optional<ChatTemplate>> chat = choose_template(flags, *serving.loaded.gguf);
-    if (!chat) {
-        return chat.error();
-    }
-    serving.chat = std::move(*chat);
-
-    Result<std::unique_ptr<Recording>> recording = start_recording(flags, session);
-    if (!recording) {
-        return recording.error();
-    }
-    serving.recording = std::move(*recording);
-    const EngineConfig config{
-        .context = flags.context != 0 ? flags.context : default_context(model.config(), session),
-        .pool_rows = flags.pool_rows,
-        .batch_rows = std::min(flags.batch, flags.step_rows),
-        .stop_on_violation = flags.on_violation == "stop"};
-    RunContext context{.sink = &serving.recording->sink(),
-                       .tenant_key = [](TenantId, const std::string&) { return fresh_key(); }};
-    Result<std::unique_ptr<Engine>> engine = Engine::create(
-        model, *serving.loaded.tokenizer, *serving.loaded.kernels, *serving.loaded.threads, config,
-        serving.loaded.identity, std::move(context));
-    if (!engine) {
-        serving.recording->discard();
-        return engine.error();
-    }
-    serving.engine = std::move(*engine);
-    std::string json;
-    serving.recording->sink().note(
-        host_note(json, serving.loaded.kernels->isa, serving.loaded.threads->threads()));
-    return serving;
-}
-
-// The end of the run: settles, closes the trace. `stopped`: the engine can do no more itself.
-Result<TraceTotals> close(Serving& serving, bool stopped) {
-    const Status ended = stopped ? Status{} : serving.engine->finish();
-    Result<TraceTotals> totals = serving.recording->close();
-    if (!ended) {
-        return ended.error();
-    }
-    return totals;
-}
+// ---- what is asked of it
 
 // The prompt as ids, and as the bytes they were made from.
 Result<GenerateRequest> make_request(const RunFlags& flags, const Serving& serving,
@@ -236,7 +92,9 @@ Result<GenerateRequest> make_request(const RunFlags& flags, const Serving& servi
     GenerateRequest request{.tenant = flags.tenant,
                             .tokens_max = flags.tokens_max,
                             .sampling = flags.sampling,
-                            .top_logits = flags.top_logits};
+                            .top_logits = flags.top_logits,
+                            .session = flags.session,
+                            .deadline_ms = flags.deadline_ms_of(flags.tenant)};
     const Tokenizer& tokenizer = *serving.loaded.tokenizer;
     if (serving.chat) {
         Result<std::string> rendered = serving.chat->render(messages, true);
@@ -276,7 +134,7 @@ int status_of(const Generated& made, const Serving& serving, const Session& sess
     if (made.error) {
         const bool goes_on = made.error->code == ErrorCode::violation && !made.engine_stopped;
         status = worse_exit(status, goes_on ? 1 : exit_code(made.error->code));
-    } else if (serving.recording->violated()) {
+    } else if (serving.violated()) {
         status = worse_exit(status, 1);
     }
     if (status != 0) {
@@ -359,11 +217,6 @@ Json envelope(const RunFlags& flags, const Serving& serving, const Generated& ma
     return object;
 }
 
-std::string where_the_trace_is(const Serving& serving) {
-    const std::optional<Path> trace = serving.recording->trace();
-    return trace ? "trace " + trace->string() : "no trace";
-}
-
 void say_closing_line(const Serving& serving, const Generated& made, const Session& session) {
     session.note(fmt::format("[{} + {} tokens, {}; prefill {:.0f} t/s, decode {:.1f} t/s; {}]",
                              made.prompt_ids.size(), made.ids.size(), finish_name(made),
@@ -385,7 +238,7 @@ void say_settings(const RunFlags& flags, const Serving& serving, const Session& 
 
 Result<int> answer_once(const RunFlags& flags, const std::string& prompt, Session& session) {
     Progress progress(session);
-    Result<Serving> serving = start(flags, session, progress);
+    Result<Serving> serving = start_serving(flags, flags, flags, session, progress);
     if (!serving) {
         return serving.error();
     }
@@ -409,7 +262,7 @@ Result<int> answer_once(const RunFlags& flags, const std::string& prompt, Sessio
         made.request = "1";
         made.facts.first_event = made.facts.last_event = serving->engine->events_noted();
     }
-    const Result<TraceTotals> totals = close(*serving, made.engine_stopped);
+    const Result<TraceTotals> totals = stop_serving(*serving, made.engine_stopped, session);
     if (!made.refused && !made.engine_stopped) {
         made.facts = serving->engine->facts(RequestId{std::stoull(made.request)});
     }
@@ -509,7 +362,7 @@ Result<int> converse(const RunFlags& flags, Session& session) {
         return usage("no prompt: give it as argument, with -p, -f or on stdin");
     }
     Progress progress(session);
-    Result<Serving> serving = start(flags, session, progress);
+    Result<Serving> serving = start_serving(flags, flags, flags, session, progress);
     if (!serving) {
         return serving.error();
     }
@@ -544,7 +397,8 @@ Result<int> converse(const RunFlags& flags, Session& session) {
             goes_on = conversation.turn(*line) && !asked_to_leave();
         }
     }
-    const Result<TraceTotals> totals = close(*serving, conversation.last().engine_stopped);
+    const Result<TraceTotals> totals =
+        stop_serving(*serving, conversation.last().engine_stopped, session);
     session.note(fmt::format("[{}]", where_the_trace_is(*serving)));
     const int status = status_of(conversation.last(), *serving, session, totals);
     if (!totals) {
@@ -560,89 +414,21 @@ Result<int> run(const RunFlags& asked, Session& session) {
     if (const Status checked = check_flags(flags); !checked) {
         return checked.error();
     }
-    if (const Status checked = check_places(flags); !checked) {
+    if (const Status checked = check_trace_places(flags); !checked) {
         return checked.error();
     }
-    if (const Result<std::string> model = model_path(flags.model.model); !model) {
+    if (const Status model = check_model(flags.model); !model) {
         return model.error();
     }
     if (flags.key_dir) {
         session.note("text is recorded plain (--text plain): nothing in the key folder is used");
     }
-    if (const Status valid = check_utf8("system message", flags.system.value_or("")); !valid) {
-        return valid.error();
-    }
-    finish_steps_on_signal(true);
     const Result<std::optional<std::string>> prompt = read_prompt(flags);
     if (!prompt) {
         return prompt.error();
     }
+    finish_steps_on_signal(true);
     return *prompt ? answer_once(flags, **prompt, session) : converse(flags, session);
-}
-
-void add_generation_flags(Flags& flags, RunFlags& run) {
-    SamplingOptions& sampling = run.sampling;
-    flags.group("Generation")
-        .whole("-n,--tokens", run.tokens_max, 1, 0xffffffff,
-               "Most tokens to generate; default: what the limits leave")
-        .value("-s,--seed", "N", "", "Seed; drawn and recorded when not given (-1: the same)",
-               [&run](std::string_view text) -> Status {
-                   if (text == "-1") {
-                       run.seed.reset();
-                       return {};
-                   }
-                   const Result<std::uint64_t> seed =
-                       whole_number(text, 0, std::numeric_limits<std::uint64_t>::max());
-                   if (!seed) {
-                       return seed.error();
-                   }
-                   run.seed = *seed;
-                   return {};
-               })
-        .real("--temp", sampling.temperature, 0, 1000, "Temperature; 0 takes the likeliest token")
-        .whole("--top-k", sampling.top_k, 0, 0x7fffffff, "Draw from the K likeliest tokens; 0: all")
-        .real("--top-p", sampling.top_p, 0, 1,
-              "Draw from the likeliest tokens of this total probability")
-        .real("--min-p", sampling.min_p, 0, 1, "Drop tokens below this share of the likeliest one")
-        .real("--repeat-penalty", sampling.repeat_penalty, 0, 1000,
-              "Make recent tokens less likely; 1: off")
-        .real("--presence-penalty", sampling.presence_penalty, -1000, 1000,
-              "Lower tokens that occurred; 0: off")
-        .real("--frequency-penalty", sampling.frequency_penalty, -1000, 1000,
-              "Lower tokens by how often they occurred")
-        .texts("--stop", "TEXT", sampling.stops,
-               "End the answer before this text; may be given several times")
-        .flag("--ignore-eos", sampling.ignore_eos, "Never sample a token that ends the answer")
-        .whole("--top-logits", run.top_logits, 1, 100000,
-               "Report that many of the first token's logits (--json)");
-}
-
-void add_engine_flags(Flags& flags, RunFlags& run) {
-    flags.group("Engine");
-    add_model_flags(flags, run.model);
-    flags
-        .whole("-c,--context", run.context, 0, 0xffffffff,
-               "Most tokens of prompt and answer; 0: the model's")
-        .whole("--pool-rows", run.pool_rows, 0, 1ull << 36, "Rows in the page pool; 0: one context")
-        .whole("-b,--batch", run.batch, 1, 65536,
-               "Most tokens taken at once; the smaller of -b and -ub counts")
-        .whole("--ub,--ubatch", run.step_rows, 1, 65536, "Most tokens in one step (also -ub)")
-        .text("--tenant", "NAME", run.tenant, "Whom the prompt belongs to")
-        .choice("--on-violation", run.on_violation, {"stop", "continue"},
-                "When a foreign row was about to be read");
-}
-
-void add_trace_flags(Flags& flags, RunFlags& run) {
-    flags.group("Trace")
-        .text("--trace", "FILE", run.trace,
-              "Record into this file; default: a new one in the store", false)
-        .flag("--no-trace", run.no_trace, "Record nothing")
-        .text("--trace-dir", "DIR", run.trace_dir, "The store; default: the XDG data folder")
-        .choice("--text", run.text_mode, {"plain"}, "How prompts and answers are kept in the trace")
-        .text("--key-dir", "DIR", run.key_dir, "Folder of tenant keys")
-        .flag("--sync", run.sync, "Wait for the disk at every step: survives power loss")
-        .choice("--on-trace-error", run.on_trace_error, {"stop", "warn"}, "When recording fails")
-        .flag("--force", run.force, "Replace an existing --trace FILE");
 }
 
 }  // namespace
@@ -663,12 +449,12 @@ void add_run(Commands& commands) {
                     "The prompt; what comes on stdin is put before it")
         .text("-p,--prompt", "TEXT", run.prompt, "The prompt", false)
         .text("-f,--file", "FILE", run.prompt_file, "Read the prompt from FILE; - is stdin", false)
-        .text("--sys", "TEXT", run.system, "System message", false)
-        .flag("--raw", run.raw, "No chat template: the text as it is, special tokens parsed")
-        .flag("--chat", run.chat, "With the chat template, or not at all")
-        .text("--template", "NAME", run.template_name, "Use this chat template (chatml)")
-        .flag("--jsonl", commands.common().jsonl, "One line per token, then the object of --json")
+        .flag("--jsonl", commands.common().jsonl, "One line per token, then the object of --json",
+              false)
+        .whole("--top-logits", run.top_logits, 1, 100000,
+               "Report that many of the first token's logits (--json)")
         .flag("--no-history", run.no_history, "Keep no history of the prompt line");
+    add_template_flags(flags, run);
     add_generation_flags(flags, run);
     add_engine_flags(flags, run);
     add_trace_flags(flags, run);

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -51,6 +52,7 @@ struct CommonFlags {
     bool no_progress = false;
     bool allow_core = false;
     std::string color = "auto";
+    std::optional<std::string> config;  // --config
 };
 
 struct Session {

@@ -12,6 +12,8 @@
 #include <exception>
 #include <string_view>
 
+#include "src/base/check.h"
+
 namespace kvw::cli {
 
 namespace {
@@ -32,7 +34,8 @@ void put(int descriptor, std::string_view text) {
     }
 }
 
-[[noreturn]] void end_now(const char* code, const char* message, int status) {
+// The object that is owed, if one is.
+void put_last_object(const char* code, std::string_view message, int status) {
     if (object_owed.exchange(false)) {
         const std::array<char, 3> digits = {static_cast<char>('0' + status / 100),
                                             static_cast<char>('0' + status / 10 % 10),
@@ -42,11 +45,15 @@ void put(int descriptor, std::string_view text) {
         for (const std::string_view part :
              {std::string_view("{\"schema\":\"kvwitness/"), std::string_view(schema_owed.data()),
               std::string_view("\",\"v\":1,\"error\":{\"code\":\""), std::string_view(code),
-              std::string_view("\",\"message\":\""), std::string_view(message),
+              std::string_view("\",\"message\":\""), message,
               std::string_view("\",\"exit\":"), number, std::string_view("}}\n")}) {
             put(STDOUT_FILENO, part);
         }
     }
+}
+
+[[noreturn]] void end_now(const char* code, const char* message, int status) {
+    put_last_object(code, message, status);
     put(STDERR_FILENO, "kvwitness: ");
     put(STDERR_FILENO, message);
     put(STDERR_FILENO, "\n");
@@ -61,6 +68,9 @@ void on_stop(int signal_number) {
     stopped_by.store(signal_number);
     errno = error_number;
 }
+
+// Our own words for what must hold: no quote or backslash is in them.
+void on_failed_check(const char* what) { put_last_object("invariant", what, 7); }
 
 void on_bus_error(int) {
     end_now("file_changed", "a file became shorter while it was being read", 5);
@@ -102,6 +112,7 @@ void install_signal_handlers() {
     if (!ignored(SIGHUP)) {  // nohup
         handle(SIGHUP, on_stop, 0);
     }
+    set_check_last_words(on_failed_check);
     // An exception that nobody can catch, in a thread of the pool.
     std::set_terminate([] { end_now("invariant", "ended by an exception in a thread", 7); });
     static std::array<char, 16384> stack;

@@ -11,7 +11,8 @@ namespace kvw::cli {
 void guard_standard_files();
 
 // SIGINT, SIGTERM, SIGHUP: see below. SIGPIPE and SIGXFSZ become errors of write(2). SIGBUS (a
-// mapped file got shorter) ends the process with exit 5, on a stack of its own.
+// mapped file got shorter) ends the process with exit 5, on a stack of its own. A failed check()
+// prints the object that is owed before it ends the process.
 void install_signal_handlers();
 
 // What a signal does: end the process at once (the start), or set the flag below so that the step

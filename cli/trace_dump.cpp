@@ -279,8 +279,9 @@ void add_trace_dump(Commands& commands) {
                 return {};
             },
             false)
-        .flag("--jsonl", commands.common().jsonl, "One JSON object per event")
-        .flag("--with-content", flags->with_content, "Prompts, ids and keys too")
+        .flag("--jsonl", commands.common().jsonl, "One JSON object per event", false)
+        .flag("--with-content", flags->with_content, "Prompts, ids and keys too", false)
+        .section("trace")
         .text("--trace-dir", "DIR", flags->trace_dir, "The store; default: the XDG data folder");
 }
 

@@ -76,7 +76,8 @@ void add_trace_ls(Commands& commands) {
               "  kvwitness trace ls\n"
               "  kvwitness trace ls --jsonl"},
              [flags](Session& session) { return list(*flags, session); })
-        .flag("--jsonl", commands.common().jsonl, "One JSON object per trace")
+        .flag("--jsonl", commands.common().jsonl, "One JSON object per trace", false)
+        .section("trace")
         .text("--trace-dir", "DIR", flags->trace_dir, "The store; default: the XDG data folder");
 }
 

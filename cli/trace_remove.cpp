@@ -1,6 +1,8 @@
 // trace prune, trace rm: retention, only when asked.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <memory>
 
 #include "cli/commands.h"
@@ -45,29 +47,40 @@ bool is_recording(const Path& name) {
     return file && !file->try_lock();
 }
 
-Status remove_file(const Path& path) {
+// Fails: io, also when nothing was there although it must be.
+Status remove_file(const Path& path, bool must_be_there) {
     std::error_code failed;
-    std::filesystem::remove(path, failed);
-    if (failed) {
-        return errno_error("cannot remove", path, failed.value());
+    if (!std::filesystem::remove(path, failed) && (failed || must_be_there)) {
+        return errno_error("cannot remove", path, failed ? failed.value() : ENOENT);
     }
     return {};
 }
 
-// The trace with all that belongs to it.
+// The file of a trace with what belongs to it: the signature to a whole one, the tail to a
+// .partial. Both may be there under one name, from two runs; the other one stays.
 Status remove_trace(const Path& path) {
+    std::error_code ignored;
     const Path name = name_of_trace(path);
-    for (const std::string_view suffix : {"", ".partial", ".tail", ".sig"}) {
-        if (const Status removed = remove_file(beside(name, suffix)); !removed) {
-            return removed;
-        }
+    const bool whole = name == path;
+    Status removed = remove_file(path, true);
+    if (removed && whole) {
+        removed = remove_file(beside(name, ".sig"), false);
     }
-    return {};
+    if (removed && !(whole && std::filesystem::exists(beside(name, kPartial), ignored))) {
+        removed = remove_file(beside(name, ".tail"), false);
+    }
+    return removed;
 }
 
 // ---- rm
 
-Status check_removable(const Path& path) {
+// The file that is to go.
+Result<Path> removable(const Path& named) {
+    const Result<Path> found = resolve_trace(named);
+    if (!found) {
+        return found.error();
+    }
+    const Path& path = *found;
     if (is_recording(name_of_trace(path))) {
         return Error{ErrorCode::usage,
                      fmt::format("{} is being recorded; it was not removed", path.string())};
@@ -76,7 +89,7 @@ Status check_removable(const Path& path) {
     if (!reader && reader.error().code != ErrorCode::torn) {
         return Error{reader.error().code, reader.error().message + "; it was not removed"};
     }
-    return {};
+    return path;
 }
 
 Result<int> remove_named(const RemoveFlags& flags, Session& session) {
@@ -87,14 +100,14 @@ Result<int> remove_named(const RemoveFlags& flags, Session& session) {
     // All are looked at before the first one goes.
     std::vector<Path> paths;
     for (const std::string& trace : flags.traces) {
-        const Result<Path> path = store->find(trace);
+        const Result<Path> named = store->find(trace);
+        const Result<Path> path = named ? removable(*named) : named;
         if (!path) {
             return path.error();
         }
-        if (const Status removable = check_removable(*path); !removable) {
-            return removable.error();
+        if (std::find(paths.begin(), paths.end(), *path) == paths.end()) {
+            paths.push_back(*path);
         }
-        paths.push_back(*path);
     }
     Json object = session.object();
     object["removed"] = Json::array();
@@ -190,6 +203,7 @@ void add_trace_remove(Commands& commands) {
              "  kvwitness trace prune --keep 14d\n"
              "  kvwitness trace prune --max-size 5GiB --dry-run"},
             [pruned](Session& session) { return prune(*pruned, session); })
+        .section("trace")
         .value(
             "--keep", "TIME", "", "Keep what is younger, such as 14d or 36h",
             [pruned](std::string_view text) -> Status {
@@ -211,8 +225,10 @@ void add_trace_remove(Commands& commands) {
                 pruned->bytes_max = *bytes;
                 return {};
             },
-            false)
-        .flag("--dry-run", pruned->dry_run, "Say what would go, remove nothing")
+            false, ValueType::whole_or_text)
+        .section("")
+        .flag("--dry-run", pruned->dry_run, "Say what would go, remove nothing", false)
+        .section("trace")
         .text("--trace-dir", "DIR", pruned->trace_dir, "The store; default: the XDG data folder");
 
     const auto removed = std::make_shared<RemoveFlags>();
@@ -222,6 +238,7 @@ void add_trace_remove(Commands& commands) {
               "  kvwitness trace rm 3f9a2c"},
              [removed](Session& session) { return remove_named(*removed, session); })
         .positionals("TRACE", removed->traces, "Files, @latest, or hex digits of runs in the store")
+        .section("trace")
         .text("--trace-dir", "DIR", removed->trace_dir, "The store; default: the XDG data folder");
 }
 

@@ -23,6 +23,7 @@ struct ShowFlags {
 
 struct RequestFound {
     std::uint64_t tenant = 0, submitted_at = 0, prompt_tokens = 0, completion_tokens = 0;
+    std::uint64_t cached_tokens = 0, preemptions = 0;
     std::string end = "unfinished";
 };
 
@@ -68,7 +69,9 @@ void gather(TraceFound& found, const Event& event, std::uint64_t number) {
             const auto submit = event.as<events::Submit>();
             ++found.requests_total;
             if (found.requests.size() < kRequestsShown) {
-                found.requests[submit.request] = {submit.tenant, number, submit.prompt_tokens};
+                found.requests[submit.request] = {.tenant = submit.tenant,
+                                                  .submitted_at = number,
+                                                  .prompt_tokens = submit.prompt_tokens};
             }
             break;
         }
@@ -85,9 +88,15 @@ void gather(TraceFound& found, const Event& event, std::uint64_t number) {
             if (RequestFound* of = request(finish.request)) {
                 of->end = name_of(static_cast<FinishReason>(finish.reason));
                 of->completion_tokens = finish.completion_tokens;
+                of->cached_tokens = finish.cached_tokens;
             }
             break;
         }
+        case EventKind::preempt:
+            if (RequestFound* of = request(event.as<events::Preempt>().request)) {
+                ++of->preemptions;
+            }
+            break;
         default:
             break;
     }
@@ -160,6 +169,16 @@ Json show_json(const Session& session, const Path& path, const TraceReader& read
     object["config"] = found.config;
     object["host"] = found.host;
     object["counts"] = found.events_by_type;
+    // Also where there were none: that nothing was shared is worth saying.
+    const auto count = [&](const char* type) {
+        const auto at = found.events_by_type.find(type);
+        return at != found.events_by_type.end() ? at->second : 0;
+    };
+    object["shares"] = count("share");
+    object["adopts"] = count("adopt");
+    object["evictions"] = count("evict");
+    object["preemptions"] = count("preempt");
+    object["transfers"] = count("transfer");
     object["tenants"] = Json::array();
     for (const auto& [number, name] : found.tenants) {
         object["tenants"].push_back({{"tenant", name}, {"tenant_number", number}});
@@ -172,7 +191,9 @@ Json show_json(const Session& session, const Path& path, const TraceReader& read
              {"tenant", tenant_of(found, request.tenant)},
              {"moment", moment(to_string(header.run_id), request.submitted_at)},
              {"prompt_tokens", request.prompt_tokens},
+             {"cached_tokens", request.cached_tokens},
              {"completion_tokens", request.completion_tokens},
+             {"preemptions", request.preemptions},
              {"end", request.end}});
     }
     if (with_content) {
@@ -204,7 +225,13 @@ std::string show_text(const Json& object) {
     for (const auto& [type, count] : object["counts"].items()) {
         out += fmt::format(" {} {}", type, count.get<std::uint64_t>());
     }
-    out += fmt::format("\n{:<14} {}\n", "requests", object["requests_total"].get<std::uint64_t>());
+    out += fmt::format("\n{:<14} {} shared, {} adopted, {} evicted\n", "pages",
+                       object["shares"].get<std::uint64_t>(), object["adopts"].get<std::uint64_t>(),
+                       object["evictions"].get<std::uint64_t>());
+    out += fmt::format("{:<14} {}\n{:<14} {}\n", "preemptions",
+                       object["preemptions"].get<std::uint64_t>(), "transfers",
+                       object["transfers"].get<std::uint64_t>());
+    out += fmt::format("{:<14} {}\n", "requests", object["requests_total"].get<std::uint64_t>());
     for (const Json& request : object["requests"]) {
         out += fmt::format("  {:>6}  {:<16} {:>6} + {:<6} {:<12} {}\n",
                            value_text(request["request"]), value_text(request["tenant"]),
@@ -269,7 +296,8 @@ void add_trace_show(Commands& commands) {
              [flags](Session& session) { return show(*flags, session); })
         .positional("TRACE", flags->trace, "A file, @latest, or hex digits of a run in the store",
                     true)
-        .flag("--with-content", flags->with_content, "Prompts and ids too")
+        .flag("--with-content", flags->with_content, "Prompts and ids too", false)
+        .section("trace")
         .text("--trace-dir", "DIR", flags->trace_dir, "The store; default: the XDG data folder");
 }
 

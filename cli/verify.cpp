@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/places.h"
 #include "src/base/text.h"
+#include "src/jobs/answer_check.h"
 
 namespace kvw::cli {
 
@@ -16,7 +17,7 @@ namespace {
 
 struct VerifyFlags {
     std::vector<std::string> traces;
-    std::optional<std::string> trace_dir, certificate;
+    std::optional<std::string> trace_dir, certificate, answers, input;
     std::string require = "record";
     bool strict = false, force = false;
 };
@@ -28,14 +29,66 @@ struct Verified {
     int status = 0;
 };
 
+// What the output file says beside what the trace says, as part of layer `ends`.
+void tie_answers(Certificate& certificate, const AnswerCheck& answers, std::size_t trace) {
+    std::vector<Violation> violations;
+    for (const Violation& violation : certificate.violations) {
+        if (violation.layer == ProofLayer::ends) {
+            violations.push_back(violation);
+        }
+    }
+    for (const AnswerFinding& finding : answers.findings) {
+        if (finding.trace == trace) {
+            violations.push_back({.event = finding.event,
+                                  .kind = finding.input ? ViolationKind::consumed_mismatch
+                                                        : ViolationKind::emitted_not_sampled,
+                                  .reader = finding.reader,
+                                  .detail = finding.detail});
+        }
+    }
+    ControlCount controls = certificate.controls[ProofLayer::ends];
+    controls.planted += answers.planted;
+    controls.caught += answers.caught;
+    merge_layer(certificate, ProofLayer::ends, certificate.layers[ProofLayer::ends], controls,
+                std::move(violations));
+    for (const std::string& code : answers.incomplete) {
+        add_incomplete(certificate, code);
+    }
+    conclude(certificate);
+}
+
+// None: no answers are to be tied.
+Result<std::optional<AnswerCheck>> read_answers(const VerifyFlags& flags, const Store& store) {
+    if (!flags.answers && !flags.input) {
+        return std::optional<AnswerCheck>();
+    }
+    if (!flags.answers || !flags.input) {
+        return Error{ErrorCode::usage, "--answers OUT and --input IN go together"};
+    }
+    std::vector<Path> traces;
+    for (const std::string& name : flags.traces) {
+        const Result<Path> path = store.find(name);
+        if (!path) {
+            return path.error();
+        }
+        traces.push_back(*path);
+    }
+    Result<AnswerCheck> answers = check_answers(traces, *flags.answers, *flags.input);
+    if (!answers) {
+        return answers.error();
+    }
+    return std::optional(std::move(*answers));
+}
+
 Verified verify_one(const std::string& name, const Store& store, const VerifyFlags& flags,
-                    Level required, Session& session, bool several) {
+                    Level required, Session& session, bool several,
+                    const std::optional<AnswerCheck>& answers, std::size_t index) {
     Progress progress(session);
     const Result<Path> path = store.find(name);
     const VerifyOptions options{.strict = flags.strict, .progress = [&](std::uint64_t events) {
                                     progress.show(fmt::format("{} events", events));
                                 }};
-    const Result<Certificate> certificate =
+    Result<Certificate> certificate =
         path ? kvw::verify(*path, options) : Result<Certificate>(path.error());
     progress.clear();
     if (several && !session.common.json) {
@@ -50,10 +103,23 @@ Verified verify_one(const std::string& name, const Store& store, const VerifyFla
         return {name, unreadable_certificate(certificate.error()), Verdict::unproven,
                 exit_code(certificate.error().code)};
     }
-    if (!session.common.json) {
-        session.out.write(certificate_text(*certificate, session) + (several ? "\n" : ""));
+    if (answers) {
+        tie_answers(*certificate, *answers, index);
     }
-    return {path->string(), Json(to_json(*certificate)), certificate->verdict,
+    Json object(to_json(*certificate));
+    if (answers) {
+        object["answers"] = {{"lines", answers->lines}, {"tied", answers->tied}};
+    }
+    if (!session.common.json) {
+        session.out.write(certificate_text(*certificate, session));
+        if (answers) {
+            session.out.write(
+                fmt::format("{} of {} answers are tied to the record and their input lines\n",
+                            answers->tied, answers->lines));
+        }
+        session.out.write(several ? "\n" : "");
+    }
+    return {path->string(), std::move(object), certificate->verdict,
             exit_code(*certificate, required)};
 }
 
@@ -89,15 +155,25 @@ Result<int> verify_all(const VerifyFlags& flags, Session& session) {
     if (const Status free = check_certificate_file(flags.certificate, flags.force); !free) {
         return free.error();
     }
+    for (const std::string& trace : flags.traces) {
+        if (const Status named = check_trace_name(trace); !named) {
+            return named.error();
+        }
+    }
     const Result<Store> store = Store::open(flags.trace_dir);
     if (!store) {
         return store.error();
+    }
+    const Result<std::optional<AnswerCheck>> answers = read_answers(flags, *store);
+    if (!answers) {
+        return answers.error();
     }
     const bool several = flags.traces.size() > 1;
     std::vector<Verified> all;
     int status = 0;
     for (const std::string& trace : flags.traces) {
-        all.push_back(verify_one(trace, *store, flags, *required, session, several));
+        all.push_back(
+            verify_one(trace, *store, flags, *required, session, several, *answers, all.size()));
         status = worse_exit(status, all.back().status);
     }
     const Json object = several ? certificates_object(all) : all.front().certificate;
@@ -122,15 +198,20 @@ void add_verify(Commands& commands) {
               "prove from the record who read whose rows; no model is needed",
               "  kvwitness verify @latest\n"
               "  kvwitness verify run1.kvw.zst run2.kvw.zst --json\n"
-              "  kvwitness verify run.kvw.zst --certificate run.json"},
+              "  kvwitness verify run.kvw.zst --certificate run.json\n"
+              "  kvwitness verify run.kvw.zst --answers out.jsonl --input in.jsonl"},
              [verify_flags](Session& session) { return verify_all(*verify_flags, session); })
         .positionals("TRACE", verify.traces, "A file, @latest, or hex digits of a run in the store")
         .text("--require", "LEVEL", verify.require,
               "Exit 6 below this level: record, execution or solo")
+        .text("--answers", "OUT", verify.answers,
+              "Tie a batch's output to the record: every answer is its request's own", false)
+        .text("--input", "IN", verify.input, "The input that it answers", false)
         .flag("--strict", verify.strict, "Any declared share is a violation")
         .text("--certificate", "FILE", verify.certificate,
               "Write the certificate (JSON) into this file", false)
-        .flag("--force", verify.force, "Replace an existing certificate file")
+        .flag("--force", verify.force, "Replace an existing certificate file", false)
+        .section("trace")
         .text("--trace-dir", "DIR", verify.trace_dir, "The store; default: the XDG data folder");
 }
 

@@ -26,7 +26,7 @@ template <class Access, class Store>
         const std::uint32_t left = sequence.count - i;
         const std::uint32_t rows = kPageTokens - row < left ? kPageTokens - row : left;
         PageRef entry = sequence.pages.data()[table_index];
-        entry.granted = false;  // a grant is for reading
+        entry.grantor = {};  // a grant is for reading
         TileHeader loaded;
         std::uint8_t* tile = nullptr;
         if (entry.page < memory.pages) {

@@ -13,6 +13,7 @@
 #include "kernels/detmath.h"
 #include "kernels/ref/matmul.h"
 #include "kernels/ref/operations.h"
+#include "kernels/sim/operations.h"
 #include "kernels/tile_check.h"
 #include "src/base/check.h"
 
@@ -35,6 +36,29 @@ constexpr Kernels kRef{
     .attend_merge = ref::attend_merge,
     .append_checked = ref::append_checked,
     .attend_checked = ref::attend_checked,
+    .scrub = ref::scrub,
+    .digest_logits = ref::digest_logits,
+    .digest_row = ref::digest_row,
+    .argmax = ref::argmax,
+    .exp_shifted = ref::exp_shifted,
+};
+
+// What the hash model has no use for is that of ref, so that no entry is empty.
+constexpr Kernels kSim{
+    .isa = "sim",
+    .quantise = ref::quantise,
+    .matmul = ref::matmul,
+    .embed = ref::embed,
+    .rms_norm = ref::rms_norm,
+    .rope = ref::rope,
+    .silu_mul = ref::silu_mul,
+    .gelu_mul = ref::gelu_mul,
+    .add = ref::add,
+    .append = sim::append,
+    .attend = sim::attend,
+    .attend_merge = ref::attend_merge,
+    .append_checked = sim::append_checked,
+    .attend_checked = sim::attend_checked,
     .scrub = ref::scrub,
     .digest_logits = ref::digest_logits,
     .digest_row = ref::digest_row,
@@ -128,6 +152,8 @@ const Kernels* kernels_named(std::string_view name) {
     }
     return nullptr;
 }
+
+const Kernels& sim_kernels() { return kSim; }
 
 const Kernels& best_kernels() {
     for (const Isa isa : {Isa::avx512, Isa::avx2}) {

@@ -112,7 +112,7 @@ struct Kernels {
     void (*append)(const KvMemory& memory, const SequenceView& sequence, std::uint32_t layer,
                    std::uint32_t kv_head, const float* k, const float* v);
 
-    // Causal attention of one item. Checks each tile's header (tenant, request unless granted,
+    // Causal attention of one item. Checks each tile's header (tenant, request or grantor,
     // generation, page, layer, head, rows) before use; a tile that does not match is reported, its
     // rows count as masked. Adds to witness and rows_read from the loaded headers, checked or not.
     void (*attend)(const AttentionArgs& args, const AttentionItem& item);
@@ -165,6 +165,8 @@ const Kernels* kernels_for(Isa isa);
 // "auto", "ref", "avx2", "avx512"; null when unknown or not available.
 const Kernels* kernels_named(std::string_view name);
 const Kernels& best_kernels();
+// The table of the hash model (kernels/sim), which no other model runs on.
+const Kernels& sim_kernels();
 
 // True when this thread rounds to nearest and flushes no subnormals (MXCSR); set_float_mode makes
 // it so.

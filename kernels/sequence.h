@@ -13,12 +13,17 @@
 
 namespace kvw {
 
-// One entry of a page table: the page and the generation it had when the entry was made. `granted`:
-// a declared share lets this reader use rows of another request of the same tenant.
+// One entry of a page table: the page and the generation it had when the entry was made. `grantor`:
+// a declared share lets this reader use the rows that this request of the same tenant wrote, and
+// nobody else's; nobody: the rows are the reader's own.
 struct PageRef {
     std::uint32_t page = 0;
     std::uint32_t generation = 0;
-    bool granted = false;
+    RequestId grantor{};
+    // Whose rows must stand in the page when `reader` uses it.
+    constexpr RequestId writer(RequestId reader) const {
+        return grantor == RequestId{} ? reader : grantor;
+    }
     friend bool operator==(const PageRef&, const PageRef&) = default;
 };
 
@@ -62,7 +67,8 @@ struct SequenceView {
     std::uint32_t logits_from =
         0;  // new tokens with index >= this get logits (count - 1: the last one)
     SequenceReport* report = nullptr;
-    bool check_headers = true;  // false only under a fault plan: then the witness stands alone
+    bool check_headers = true;      // false only under a fault plan: then the witness stands alone
+    std::uint32_t digest_from = 0;  // positions before it are not part of the layer digests
 };
 
 }  // namespace kvw

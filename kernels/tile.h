@@ -9,6 +9,7 @@
 //
 // Pages lie one after the other, tiles within a page as [layer][head]. The header travels with the
 // data, so a wrong pointer, stride or layer also loads a wrong header: kernels check it before use.
+// What is constexpr here is shared with device code (kernels/cuda).
 #pragma once
 
 #include <cstddef>
@@ -43,10 +44,10 @@ struct TileShape {
     std::uint32_t heads = 0;     // KV heads
     std::uint32_t head_dim = 0;  // multiple of 16
 
-    std::size_t key_bytes() const { return std::size_t{head_dim} * kPageTokens * 2; }
-    std::size_t tile_bytes() const { return sizeof(TileHeader) + 2 * key_bytes(); }
-    std::size_t page_bytes() const { return tile_bytes() * layers * heads; }
-    std::size_t tiles_per_page() const { return std::size_t{layers} * heads; }
+    constexpr std::size_t key_bytes() const { return std::size_t{head_dim} * kPageTokens * 2; }
+    constexpr std::size_t tile_bytes() const { return sizeof(TileHeader) + 2 * key_bytes(); }
+    constexpr std::size_t page_bytes() const { return tile_bytes() * layers * heads; }
+    constexpr std::size_t tiles_per_page() const { return std::size_t{layers} * heads; }
 };
 
 // The memory of one pool, as kernels see it: no owner policy, no events, no tenants' names.
@@ -58,10 +59,12 @@ struct KvMemory {
     std::uint32_t pages = 0;
     std::uint64_t* writers = nullptr;
 
-    std::size_t tile_index(std::uint32_t page, std::uint32_t layer, std::uint32_t head) const {
+    constexpr std::size_t tile_index(std::uint32_t page, std::uint32_t layer,
+                                     std::uint32_t head) const {
         return (std::size_t{page} * shape.layers + layer) * shape.heads + head;
     }
-    std::uint8_t* tile(std::uint32_t page, std::uint32_t layer, std::uint32_t head) const {
+    constexpr std::uint8_t* tile(std::uint32_t page, std::uint32_t layer,
+                                 std::uint32_t head) const {
         return base + tile_index(page, layer, head) * shape.tile_bytes();
     }
 };

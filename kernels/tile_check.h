@@ -1,5 +1,6 @@
 // What every kernel that touches tiles does with a header it loaded: compare it, and add it to the
-// witness. Always inlined: each instruction set compiles its own copy.
+// witness. Always inlined: each instruction set compiles its own copy. What is constexpr here is
+// shared with device code (kernels/cuda), so that one judgement serves every device.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +15,25 @@ namespace kvw {
 inline constexpr std::size_t kHeadDimMax = 512;
 
 // Does the header say what the page table and the admission record promise of this tile?
-[[gnu::always_inline]] inline bool header_matches(const TileHeader& header, const Owner& reader,
-                                                  const PageRef& entry, std::uint32_t layer,
-                                                  std::uint32_t head) {
+[[gnu::always_inline]] constexpr bool header_matches(const TileHeader& header, const Owner& reader,
+                                                     const PageRef& entry, std::uint32_t layer,
+                                                     std::uint32_t head) {
     return header.state == TileState::owned && header.tenant == number(reader.tenant) &&
-           (entry.granted || header.request == number(reader.request)) &&
+           header.request == number(entry.writer(reader.request)) &&
            header.generation == entry.generation && header.page == entry.page &&
            header.layer == layer && header.head == head;
 }
 
 // One row's share of the witness: all of it from the loaded header, nothing from the table.
-[[gnu::always_inline]] inline std::uint64_t witness_of_row(const TileHeader& header,
-                                                           AccessKind kind) {
+[[gnu::always_inline]] constexpr std::uint64_t witness_of_row(const TileHeader& header,
+                                                              AccessKind kind) {
     return page_mix(header.tenant, header.request, header.generation, header.page) *
            access_factor(header.layer, header.head, kind);
 }
 
 // Rows of tile `table_index` that a query at `position` may see.
-[[gnu::always_inline]] inline std::uint32_t visible_rows(std::uint32_t position,
-                                                         std::uint32_t table_index) {
+[[gnu::always_inline]] constexpr std::uint32_t visible_rows(std::uint32_t position,
+                                                            std::uint32_t table_index) {
     const std::uint32_t begin = table_index * kPageTokens;
     if (position < begin) {
         return 0;
@@ -44,7 +45,7 @@ inline constexpr std::size_t kHeadDimMax = 512;
 struct TileRange {
     std::uint32_t begin = 0, end = 0;
 };
-[[gnu::always_inline]] inline TileRange tiles_of(std::uint32_t position, std::uint32_t split) {
+[[gnu::always_inline]] constexpr TileRange tiles_of(std::uint32_t position, std::uint32_t split) {
     constexpr std::uint32_t kSplitTiles = kSplitTokens / kPageTokens;
     const std::uint32_t visible_end = position / kPageTokens + 1;
     if (split == kAllSplits) {
@@ -85,8 +86,7 @@ struct CheckedAccess {
                                                                const PageRef& entry, bool* found) {
         const std::uint64_t* writer = writers(memory, tile);
         for (std::uint32_t row = 0; row < rows; ++row) {
-            const bool allowed =
-                entry.granted ? writer[row] != 0 : writer[row] == number(sequence.reader.request);
+            const bool allowed = writer[row] == number(entry.writer(sequence.reader.request));
             if (!allowed) {
                 *found = true;
                 return writer[row];

@@ -162,6 +162,11 @@ std::string_view reason_text(std::string_view code) {
         {"fault_plan_active", "the run was made with faults switched on"},
         {"headers_not_checked", "the kernels did not check headers in this run"},
         {"controls_off", "the controls were switched off"},
+        {"answers_missing", "the output does not answer every line of the input"},
+        {"answers_without_moment", "answers of a run that was not recorded are among them"},
+        {"answers_of_other_traces", "answers are among them whose traces were not given"},
+        {"answers_without_text", "without the text sections no answer can be compared"},
+        {"answers_without_end", "the recorder was gone before it recorded the end of an answer"},
         {kNothingRead, "no row was read, so there is nothing to prove"},
         {kNoControl, "a layer had nothing on which a control could be tried"},
         {kControlNotCaught, "a layer did not see a fault that was planted to be seen"},
@@ -397,7 +402,10 @@ std::string to_text(const Certificate& certificate) {
     out += std::to_string(counts.requests) + " requests of " + std::to_string(counts.tenants) +
            " tenants, " + std::to_string(counts.pages) + " pages handed out, " +
            std::to_string(counts.reads) + " reads of " + std::to_string(counts.rows_covered) +
-           " rows, " + std::to_string(counts.witnesses) + " witnesses\n";
+           " rows, " + std::to_string(counts.witnesses) + " witnesses" +
+           (counts.shares > 0 ? ", " + std::to_string(counts.shares) + " pages adopted" : "") +
+           (counts.transfers > 0 ? ", " + std::to_string(counts.transfers) + " transfers" : "") +
+           "\n";
     out += "layers:";
     for (const ProofLayer layer : kLayers) {
         out += std::string(layer == ProofLayer::ledger ? " " : ", ") + name_of(layer) + " " +

@@ -38,10 +38,6 @@ void TraceCursor::advance() {
     ++number_;
 }
 
-bool same_event(const Event& a, const Event& b) {
-    return a.kind == b.kind && a.fields == b.fields && a.bytes == b.bytes;
-}
-
 namespace {
 
 // Which field of an event is its request, if any.
@@ -69,6 +65,29 @@ std::string without_content(const Event& event) {
 
 }  // namespace
 
+std::optional<Divergence> compare(const Event* recorded, const Event& executed,
+                                  std::uint64_t number) {
+    if (recorded != nullptr && recorded->kind == executed.kind &&
+        recorded->fields == executed.fields && recorded->bytes == executed.bytes) {
+        return std::nullopt;
+    }
+    Divergence divergence{.event = number};
+    divergence.request = field_named(executed, "request").value_or(0);
+    if (executed.kind == EventKind::layer) {
+        divergence.layer = executed.as<events::Layer>().layer;
+    } else if (executed.kind == EventKind::sample) {
+        divergence.token = executed.as<events::Sample>().position;
+    }
+    divergence.detail =
+        recorded == nullptr
+            ? "the record ends, re-execution goes on with: " + without_content(executed)
+            : "recorded: " + without_content(*recorded) +
+                  "; re-executed: " + without_content(executed) +
+                  (recorded->kind == executed.kind ? " (content digests differ or are not shown)"
+                                                   : "");
+    return divergence;
+}
+
 ComparingSink::ComparingSink(TraceCursor& cursor, std::optional<std::uint64_t> until)
     : cursor_(&cursor), until_(until) {}
 
@@ -81,32 +100,26 @@ void ComparingSink::note(const Event& event) {
     if (until_ && number > *until_) {
         return;
     }
-    if (recorded != nullptr && same_event(*recorded, event)) {
-        if (event.kind == EventKind::sample && controls_.planted == 0) {
-            Event changed = *recorded;
-            changed.fields[2] ^= 1;
-            ++controls_.planted;
-            controls_.caught += same_event(changed, event) ? 0 : 1;
+    divergence_ = compare(recorded, event, number);
+    if (divergence_) {
+        if (event.kind == EventKind::loaded) {
+            loaded_ = event.as<events::Loaded>();
         }
-        ++compared_;
-        cursor_->advance();
         return;
     }
-    Divergence divergence{.event = number};
-    divergence.request = field_named(event, "request").value_or(0);
-    if (event.kind == EventKind::layer) {
-        divergence.layer = event.as<events::Layer>().layer;
-    } else if (event.kind == EventKind::sample) {
-        divergence.token = event.as<events::Sample>().position;
+    if (event.kind == EventKind::sample && controls_.planted == 0) {
+        Event changed = *recorded;
+        changed.fields[2] ^= 1;
+        const auto sample = event.as<events::Sample>();
+        const std::optional<Divergence> seen = compare(&changed, event, number);
+        ++controls_.planted;
+        controls_.caught += seen && seen->event == number && seen->request == sample.request &&
+                                    seen->token == sample.position
+                                ? 1
+                                : 0;
     }
-    divergence.detail =
-        recorded == nullptr
-            ? "the record ends, re-execution goes on with: " + without_content(event)
-            : "recorded: " + without_content(*recorded) +
-                  "; re-executed: " + without_content(event) +
-                  (recorded->kind == event.kind ? " (content digests differ or are not shown)"
-                                                : "");
-    divergence_ = divergence;
+    ++compared_;
+    cursor_->advance();
 }
 
 }  // namespace kvw

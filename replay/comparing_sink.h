@@ -33,8 +33,10 @@ class TraceCursor {
     Status status_;
 };
 
-// True when two events are the same fact: kind, every field, bytes.
-bool same_event(const Event& a, const Event& b);
+// What is different between a recorded event (null: the record has ended) and the one that
+// re-execution notes in its place; nothing when they are the same fact: kind, every field, bytes.
+std::optional<Divergence> compare(const Event* recorded, const Event& executed,
+                                  std::uint64_t number);
 
 class ComparingSink final : public EventSink {
   public:
@@ -47,7 +49,11 @@ class ComparingSink final : public EventSink {
 
     std::uint64_t compared() const { return compared_; }
     const std::optional<Divergence>& divergence() const { return divergence_; }
-    // One of this trace's own sample digests, changed by one bit, is seen as different (a control).
+    // The tile header that re-execution met where the record goes on otherwise: what its checks
+    // found out.
+    const std::optional<events::Loaded>& loaded() const { return loaded_; }
+    // One of this trace's own sample digests, changed by one bit, gives a divergence that names its
+    // event, request and token (a control).
     const ControlCount& controls() const { return controls_; }
 
   private:
@@ -55,6 +61,7 @@ class ComparingSink final : public EventSink {
     std::optional<std::uint64_t> until_;
     std::uint64_t compared_ = 0;
     std::optional<Divergence> divergence_;
+    std::optional<events::Loaded> loaded_;
     ControlCount controls_;
 };
 

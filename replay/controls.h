@@ -6,11 +6,12 @@
 // later half.
 //
 //     ledger   a page of a reader handed to a stranger before the read; a read of one row more; a
-//     scrub
-//              left out before the page is handed out
+//              scrub left out before the page is handed out; where pages are shared, an adopt by a
+//              stranger, and a share left out before its page is adopted; where rows are moved, one
+//              row further on
 //     kernel   a witness sum off by one; the rows that the kernels counted off by one
 //     ends     a digest of consumed tokens, a digest of emitted bytes, the number of answered
-//     tokens
+//              tokens; the stamp of a slot; the digest of what is adopted
 #pragma once
 
 #include <array>

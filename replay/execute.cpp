@@ -18,6 +18,10 @@ GenerateRequest request_of(const RecordedRun& recorded, const RecordedRequest& e
         request.tokens_max = static_cast<std::uint32_t>(entry.submit.tokens_max);
     }
     request.sampling = entry.sampling;
+    if (entry.submit.session != 0) {
+        request.session = std::to_string(entry.submit.session);
+    }
+    request.scope = static_cast<CacheScope>(entry.submit.scope);
     return request;
 }
 
@@ -139,7 +143,10 @@ Result<ExecutionResult> execute(const Path& trace, const RecordedRun& recorded,
                              "event " + std::to_string(cursor->number()) +
                                  " submits a request that the trace does not describe"};
             }
-            const auto submitted = (*engine)->submit(request_of(recorded, entry->second));
+            const GenerateRequest request = request_of(recorded, entry->second);
+            const auto submitted = entry->second.malformed
+                                       ? (*engine)->note_malformed(request.tenant, request.prompt)
+                                       : (*engine)->submit(request);
             if (!submitted && !entry->second.rejected && !sink.divergence()) {
                 return submitted.error();
             }

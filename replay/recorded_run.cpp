@@ -99,12 +99,30 @@ Status fold(RecordedRun& run, const Event& event, std::uint64_t number) {
             request(sampling.request).sampling = std::move(options);
             break;
         }
-        case EventKind::reject:
-            request(event.as<events::Reject>().request).rejected = true;
+        case EventKind::reject: {
+            const auto reject = event.as<events::Reject>();
+            request(reject.request).rejected = true;
+            request(reject.request).malformed =
+                reject.reason == static_cast<std::uint64_t>(RejectReason::malformed);
             break;
+        }
+        case EventKind::adopt: {
+            RecordedRequest& entry = request(event.as<events::Adopt>().request);
+            entry.layers_finish_from += kPageTokens;
+            break;
+        }
+        case EventKind::preempt: {
+            RecordedRequest& entry = request(event.as<events::Preempt>().request);
+            entry.layers_finish_from = 0;
+            entry.preempted = true;
+            break;
+        }
         case EventKind::layer: {
             const auto layer = event.as<events::Layer>();
             RecordedRequest& entry = request(layer.request);
+            if (layer.checkpoint == static_cast<std::uint64_t>(Checkpoint::first_sample)) {
+                entry.layers_first_from = entry.layers_finish_from;
+            }
             (layer.checkpoint == static_cast<std::uint64_t>(Checkpoint::first_sample)
                  ? entry.layers_first
                  : entry.layers_finish)[layer.layer] = layer.digest;
@@ -141,6 +159,9 @@ Status fold(RecordedRun& run, const TextRecord& text) {
     }
     RecordedRequest& entry = run.requests[number(text.request)];
     entry.request = number(text.request);
+    if (entry.tenant != number(text.tenant)) {  // its submit stands before its text
+        run.misplaced_texts.emplace(entry.request, number(text.tenant));
+    }
     switch (text.kind) {
         case TextKind::prompt:
             entry.prompt += text.bytes;
@@ -168,6 +189,12 @@ Status fold(RecordedRun& run, const TextRecord& text) {
 }
 
 }  // namespace
+
+Status fold_into(RecordedRun& run, const Event& event, std::uint64_t number) {
+    return fold(run, event, number);
+}
+
+Status fold_into(RecordedRun& run, const TextRecord& text) { return fold(run, text); }
 
 Result<RecordedRun> read_recorded_run(const Path& trace) {
     auto reader = TraceReader::open(trace);

@@ -25,6 +25,11 @@ struct RecordedRequest {
     std::vector<TokenId> prompt_ids;
     std::vector<TokenId> ids;  // sampled, in order
     bool rejected = false;
+    bool malformed = false;  // no prompt: only a line that none could be read from
+    // Where what a layer digest covers begins: behind the rows that were adopted, and at 0 once it
+    // was preempted, because then it computed all anew.
+    std::uint64_t layers_first_from = 0, layers_finish_from = 0;
+    bool preempted = false;
     std::optional<events::Finish> finish;
     std::optional<events::Rendered> rendered;
     std::map<std::uint64_t, std::uint64_t> layers_first, layers_finish;  // layer -> keyed digest
@@ -39,9 +44,16 @@ struct RecordedRun {
     std::map<std::uint32_t, Digest256> keys;  // by tenant
     std::map<std::uint64_t, RecordedRequest> requests;
     bool has_text = false;
+    // Text that stands in the section of a tenant whose request it is not: request -> tenant.
+    std::map<std::uint64_t, std::uint32_t> misplaced_texts;
 };
 
 // Fails: bad_trace (also when an event contradicts an earlier one), io.
 Result<RecordedRun> read_recorded_run(const Path& trace);
+
+// What one more event or text adds to it: for records that are still being made. `number`: of the
+// event. Fails: bad_trace.
+Status fold_into(RecordedRun& run, const Event& event, std::uint64_t number);
+Status fold_into(RecordedRun& run, const TextRecord& text);
 
 }  // namespace kvw

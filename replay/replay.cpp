@@ -61,6 +61,25 @@ void locate(Divergence& divergence, const RecordedRun& recorded, const ReplayMod
     }
 }
 
+// Text in a section whose key opens it for a tenant that it is not of.
+std::vector<Violation> misplaced_texts(const RecordedRun& recorded) {
+    std::vector<Violation> violations;
+    for (const auto& [id, tenant] : recorded.misplaced_texts) {
+        const RecordedRequest& entry = recorded.requests.at(id);
+        Violation violation;
+        violation.event = entry.submit_event;
+        violation.kind = ViolationKind::wrong_text_section;
+        violation.layer = ProofLayer::ends;
+        violation.reader.tenant = TenantId{tenant};
+        violation.writer = Owner{TenantId{entry.tenant}, RequestId{id}};
+        violation.detail = "text of request " + std::to_string(id) +
+                           (entry.submit_event == 0 ? ", which was never submitted," : "") +
+                           " stands in the section of tenant " + std::to_string(tenant);
+        violations.push_back(std::move(violation));
+    }
+    return violations;
+}
+
 }  // namespace
 
 Result<ReplayResult> replay(const Path& trace, const ReplayModel& model,
@@ -78,12 +97,21 @@ Result<ReplayResult> replay(const Path& trace, const ReplayModel& model,
     if (!recorded) {
         return recorded.error();
     }
+    if (const Status chosen = check_choice(*recorded, options.solo); !chosen) {
+        return chosen.error();
+    }
     if (recorded->model.sha256 != model.sha256 && !options.other_model) {
         return Error{
             ErrorCode::bad_model,
             "the trace was recorded with a model of SHA-256 " + hex(recorded->model.sha256) +
                 ", this file has " + hex(model.sha256) +
                 ": give the recorded model with -m, or --other-model to see where they part"};
+    }
+    if (!recorded->misplaced_texts.empty()) {
+        merge_layer(result.certificate, ProofLayer::ends, LayerState::violation,
+                    result.certificate.controls[ProofLayer::ends], misplaced_texts(*recorded));
+        conclude(result.certificate);
+        return result;
     }
     const std::string why_not = not_executable(result.certificate, *recorded);
     if (!why_not.empty()) {

@@ -30,7 +30,10 @@ struct SoloChoice {
     bool on = true;
     std::optional<std::uint64_t> request;  // only this one
     double percent = 100.0;                // a deterministic sample of requests
+    bool controls = true;                  // off: who runs it often has seen them caught before
 };
+// Whether `request` is one of that sample; by its number alone.
+bool chosen(const SoloChoice& choice, std::uint64_t request);
 
 struct ReplayOptions {
     bool strict = false;
@@ -59,7 +62,7 @@ struct ReplayResult {
 // and whose kernels go through the writer-checking accessor. Layer solo: each request alone,
 // teacher-forced, in a new pool with poisoned scratch: same logits digests, re-sampled ids,
 // rendered bytes. Each layer plants controls. Fails: bad_model when the model is not the recorded
-// one (both digests named).
+// one (both digests named); usage when the one request to run alone is not there to be run.
 Result<ReplayResult> replay(const Path& trace, const ReplayModel& model,
                             const ReplayOptions& options);
 

@@ -57,6 +57,12 @@ bool cut_short(const RecordedRequest& entry) {
             entry.finish->reason == static_cast<std::uint64_t>(FinishReason::violation));
 }
 
+bool stopped_by_caller(const RecordedRequest& entry) {
+    return entry.finish &&
+           (entry.finish->reason == static_cast<std::uint64_t>(FinishReason::cancelled) ||
+            entry.finish->reason == static_cast<std::uint64_t>(FinishReason::deadline));
+}
+
 class SoloRunner {
   public:
     SoloRunner(const ReplayModel& model) : model_(&model) {}
@@ -95,14 +101,18 @@ class SoloRunner {
             sampler.accept(id);
         }
         const std::uint32_t layers = model_->model.config().layers;
-        std::vector<std::uint64_t> layer_sums(layers);
+        std::vector<std::uint64_t> first_sums(layers), finish_sums(layers);
         RowDigest running;
         StepOutput out;
         std::uint32_t first = 0;
         while (first < total) {
             // The prompt's last row ends a pass, so that its layer digests can be compared there.
-            const std::uint32_t end = first < prompt ? std::min(prompt, first + kSoloRows)
-                                                     : std::min(total, first + kSoloRows);
+            // So do the rows that were adopted, which no recorded digest covers.
+            std::uint32_t end = first < prompt ? std::min(prompt, first + kSoloRows)
+                                               : std::min(total, first + kSoloRows);
+            for (const std::uint64_t from : {entry.layers_first_from, entry.layers_finish_from}) {
+                end = first < from && from < end ? static_cast<std::uint32_t>(from) : end;
+            }
             pool.extend(owner, end);
             Lease lease = pool.open(owner, first, end - first);
             const std::uint32_t logits_from =
@@ -114,10 +124,12 @@ class SoloRunner {
             pass_->run(input, out);
             pool.settle(std::move(lease));
             for (std::uint32_t layer = 0; layer < layers; ++layer) {
-                layer_sums[layer] += out.layer_digests[layer];
+                const std::uint64_t digest = out.layer_digests[layer];
+                first_sums[layer] += first >= entry.layers_first_from ? digest : 0;
+                finish_sums[layer] += first >= entry.layers_finish_from ? digest : 0;
             }
             if (end == prompt) {
-                result.layers_first = keyed_layers(teacher.key, layer_sums);
+                result.layers_first = keyed_layers(teacher.key, first_sums);
             }
             for (const LogitsRow& row : out.logits) {
                 fold_row(running, row.digest, row.position);
@@ -133,7 +145,7 @@ class SoloRunner {
         if (!cut_short(entry)) {
             answer.finish();
         }
-        result.layers_finish = keyed_layers(teacher.key, layer_sums);
+        result.layers_finish = keyed_layers(teacher.key, finish_sums);
         result.logits = logits_digest(teacher.key, running);
         result.rendered = answer.delivered();
         return result;
@@ -202,7 +214,10 @@ std::string difference(const RecordedRequest& entry, const Digest256& key, const
     if (const auto layer = first_difference(entry.layers_first, alone.layers_first)) {
         return "layer " + std::to_string(*layer) + " differs at the first token";
     }
-    if (const auto layer = first_difference(entry.layers_finish, alone.layers_finish)) {
+    // Cancelled while it computed all anew, its last digest covers less than it had sampled from.
+    const bool interrupted = entry.preempted && stopped_by_caller(entry);
+    if (const auto layer = first_difference(entry.layers_finish, alone.layers_finish);
+        layer && !interrupted) {
         return "layer " + std::to_string(*layer) + " differs at the end";
     }
     if (entry.finish &&
@@ -223,15 +238,6 @@ std::string difference(const RecordedRequest& entry, const Digest256& key, const
 
 bool sampled_anything(const RecordedRequest& entry) {
     return !entry.rejected && !entry.samples.empty();
-}
-
-// Which requests are re-run: all, one, or a share chosen by request number alone.
-bool chosen(const SoloChoice& choice, std::uint64_t request) {
-    if (choice.request) {
-        return *choice.request == request;
-    }
-    return choice.percent >= 100.0 ||
-           static_cast<double>(mix64(request) % 1'000'000) < choice.percent * 10'000.0;
 }
 
 Violation solo_violation(const RecordedRequest& entry, std::optional<std::uint64_t> position,
@@ -275,6 +281,30 @@ std::string text_mismatch(const RecordedRequest& entry) {
 
 }  // namespace
 
+bool chosen(const SoloChoice& choice, std::uint64_t request) {
+    if (choice.request) {
+        return *choice.request == request;
+    }
+    return choice.percent >= 100.0 ||
+           static_cast<double>(mix64(request) % 1'000'000) < choice.percent * 10'000.0;
+}
+
+Status check_choice(const RecordedRun& recorded, const SoloChoice& choice) {
+    if (!choice.on || !choice.request) {
+        return {};
+    }
+    const std::string name = "request " + std::to_string(*choice.request);
+    const auto found = recorded.requests.find(*choice.request);
+    if (found == recorded.requests.end()) {
+        return Error{ErrorCode::usage, name + " is not in this trace, which has " +
+                                           std::to_string(recorded.requests.size()) + " requests"};
+    }
+    if (!sampled_anything(found->second)) {
+        return Error{ErrorCode::usage, name + " sampled nothing, so there is nothing to run alone"};
+    }
+    return {};
+}
+
 Result<SoloResult> run_solo(const RecordedRun& recorded, const ReplayModel& model,
                             const ReplayOptions& options) {
     SoloResult result;
@@ -315,7 +345,7 @@ Result<SoloResult> run_solo(const RecordedRun& recorded, const ReplayModel& mode
             options.progress("solo", double(done) / double(recorded.requests.size()));
         }
     }
-    if (shortest != nullptr) {
+    if (shortest != nullptr && options.solo.controls) {
         // Controls: another prompt token must change the logits; another sampled id must be
         // noticed.
         const Digest256 key = key_of(recorded, *shortest);

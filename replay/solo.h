@@ -14,6 +14,9 @@ struct SoloResult {
     bool sampled = false;  // not every request that sampled was re-run
 };
 
+// Fails: usage, when the one request that is asked for is not in the record or sampled nothing.
+Status check_choice(const RecordedRun& recorded, const SoloChoice& choice);
+
 // Each chosen request alone: a new pool, poisoned scratch, teacher-forced with the recorded ids.
 // Logits digests, layer digests, re-sampled ids and rendered bytes must be the recorded ones.
 Result<SoloResult> run_solo(const RecordedRun& recorded, const ReplayModel& model,

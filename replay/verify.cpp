@@ -32,7 +32,7 @@ const char* code_of(TraceEnd end) {
 
 void take_ledger(Certificate& certificate, const Ledger& ledger) {
     certificate.counts = ledger.counts();
-    certificate.shares_used = ledger.counts().shares > 0;
+    certificate.shares_used = ledger.counts().shares > 0;  // nobody adopts what is its own
     certificate.violations = ledger.violations();
     certificate.violations_total = ledger.violations_total();
     for (const ProofLayer layer : {ProofLayer::ledger, ProofLayer::kernel, ProofLayer::ends}) {
@@ -66,7 +66,9 @@ Result<Certificate> verify(const Path& trace, const VerifyOptions& options) {
         }
         return reader.error();
     }
-    Ledger ledger;
+    // Version 1.0 knew no slots.
+    const TraceHeader& header = reader->header();
+    Ledger ledger({.strict = options.strict, .slots = header.major > 1 || header.minor > 0});
     Controls controls;
     TraceChunk chunk;
     std::uint64_t progress_at = kProgressEvery;
@@ -99,9 +101,9 @@ Result<Certificate> verify(const Path& trace, const VerifyOptions& options) {
     ledger.finish(closed && ledger.ran_to_end());
 
     Certificate certificate;
-    certificate.run = to_string(reader->header().run_id);
+    certificate.run = to_string(header.run_id);
     certificate.closed = closed;
-    certificate.imported = reader->header().imported;
+    certificate.imported = header.imported;
     certificate.ledger_digest = hex(reader->ledger_digest());
     if (ending.totals) {
         certificate.root = hex(ending.totals->root);

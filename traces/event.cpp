@@ -16,6 +16,8 @@ const char* name_of(RejectReason reason) {
             return "tenant_quota";
         case RejectReason::queue_full:
             return "queue_full";
+        case RejectReason::malformed:
+            return "malformed";
     }
     return "unknown";
 }
@@ -50,6 +52,20 @@ const char* name_of(FreeReason reason) {
             return "violation";
         case FreeReason::error:
             return "error";
+        case FreeReason::transferred:
+            return "transferred";
+    }
+    return "unknown";
+}
+
+const char* name_of(CacheScope scope) {
+    switch (scope) {
+        case CacheScope::request:
+            return "request";
+        case CacheScope::session:
+            return "session";
+        case CacheScope::tenant:
+            return "tenant";
     }
     return "unknown";
 }

@@ -32,6 +32,8 @@ enum class EventKind : std::uint8_t {
     admit = 14,
     cancel = 15,
     finish = 16,
+    preempt = 17,
+    resume = 18,
     // pages
     reserve = 20,
     alloc = 21,
@@ -40,6 +42,9 @@ enum class EventKind : std::uint8_t {
     drain = 24,
     scrub = 25,
     quarantine = 26,
+    share = 27,
+    adopt = 28,
+    evict = 29,
     // steps
     step = 30,
     rows = 31,
@@ -51,6 +56,8 @@ enum class EventKind : std::uint8_t {
     sample = 37,
     rendered = 38,
     emitted = 39,
+    transfer = 40,
+    slot = 41,
     // control
     fault = 50,
     violation = 51,
@@ -69,6 +76,7 @@ enum class RejectReason : std::uint8_t {
     out_of_pages = 4,
     tenant_quota = 5,
     queue_full = 6,
+    malformed = 7,  // a line of a batch that no prompt could be read from; no limit was met
 };
 // How a request ended. Terminal: never overwritten.
 enum class FinishReason : std::uint8_t {
@@ -85,14 +93,18 @@ enum class FreeReason : std::uint8_t {
     cancelled = 2,
     preempted = 3,
     violation = 4,
-    error = 5
+    error = 5,
+    transferred = 6,  // split: its rows stand in the decode pool now
 };
+// Who may be given a prefix that a request computed (submit, share). Ordered: wider is larger.
+enum class CacheScope : std::uint8_t { request = 0, session = 1, tenant = 2 };
 // When per-layer digests and running sums are recorded.
 enum class Checkpoint : std::uint8_t { first_sample = 1, interval = 2, finish = 3 };
 
 const char* name_of(RejectReason reason);
 const char* name_of(FinishReason reason);  // "stop", "length", …
 const char* name_of(FreeReason reason);
+const char* name_of(CacheScope scope);  // "request", "session", "tenant"
 
 // One struct per kind. All fields are u64 in schema order, so that a kind is also an array.
 namespace events {
@@ -106,6 +118,7 @@ struct Model {
     static constexpr auto kKind = EventKind::model;
     std::uint64_t sha0, sha1, sha2, sha3, layers, heads, head_dim, vocab, context, klass;
 };
+// pool: 0 unified or prefill, 1 decode.
 struct Pool {
     static constexpr auto kKind = EventKind::pool;
     std::uint64_t pool, group, first_page, pages, rows_max;
@@ -121,10 +134,11 @@ struct Tenant {
     std::uint64_t tenant;
 };
 
-// input0/1: keyed digest of the prompt's bytes.
+// input0/1: keyed digest of the prompt's bytes. session: numbered per trace over (tenant, session
+// name) in order of first use, from 1; 0 = none. scope: CacheScope.
 struct Submit {
     static constexpr auto kKind = EventKind::submit;
-    std::uint64_t request, tenant, prompt_tokens, tokens_max, input0, input1;
+    std::uint64_t request, tenant, prompt_tokens, tokens_max, input0, input1, session, scope;
 };
 // Floats as their f32 bit patterns. seed_lo/hi: the 64-bit seed. flags: bit 0 ignore EOS. stops:
 // how many stop strings.
@@ -151,11 +165,23 @@ struct Cancel {
     std::uint64_t request, reason;
 };
 // logits0/1: keyed running logits digest; witness: full running sum; bytes_out: delivered UTF-8
-// bytes.
+// bytes; cached_tokens: rows it adopted.
 struct Finish {
     static constexpr auto kKind = EventKind::finish;
     std::uint64_t request, reason, prompt_tokens, completion_tokens, bytes_out, logits0, logits1,
-        witness;
+        witness, cached_tokens;
+};
+// The request lost its pages (their free events follow, reason preempted) and waits again. What it
+// has to compute anew is prompt and sampled tokens, `positions` of them; digest0/1: keyed digest
+// over (position, id), which its next `sourced` must equal.
+struct Preempt {
+    static constexpr auto kKind = EventKind::preempt;
+    std::uint64_t request, positions, digest0, digest1;
+};
+// A preempted request runs again, as `admit` for the first time; it adopts nothing.
+struct Resume {
+    static constexpr auto kKind = EventKind::resume;
+    std::uint64_t request;
 };
 
 struct Reserve {
@@ -190,6 +216,25 @@ struct Quarantine {
     std::uint64_t page;
 };
 
+// Entry `index` of the request's table, full and written by it, may be read by others of its scope;
+// the prefix tree holds the page from here on. digest0/1: keyed digest over (position, id) of
+// positions [0, 16 (index + 1)).
+struct Share {
+    static constexpr auto kKind = EventKind::share;
+    std::uint64_t request, index, page, generation, scope, digest0, digest1;
+};
+// A shared page becomes entry `index` of the request's table, read-only; its 16 rows count as
+// written. digest0/1: of the request's own ids over the same positions.
+struct Adopt {
+    static constexpr auto kKind = EventKind::adopt;
+    std::uint64_t request, index, page, generation, digest0, digest1;
+};
+// The prefix tree lets go of a page. It drains when no request has it in its table either.
+struct Evict {
+    static constexpr auto kKind = EventKind::evict;
+    std::uint64_t page, generation;
+};
+
 struct Step {
     static constexpr auto kKind = EventKind::step;
     std::uint64_t step, sequences;
@@ -215,6 +260,18 @@ struct Witness {
 struct WitnessSum {
     static constexpr auto kKind = EventKind::witness_sum;
     std::uint64_t request, positions, sum;
+};
+// Split roles: rows [end - count, end) of the request were copied from its prefill table to its
+// decode table: the source read (access move), the destination written. `rows` events after the one
+// where `end` reaches all that was written go through the decode table.
+struct Transfer {
+    static constexpr auto kKind = EventKind::transfer;
+    std::uint64_t request, count, end, version;
+};
+// Evidence, where a step's result is consumed: the stamp that the slot of logits carried.
+struct Slot {
+    static constexpr auto kKind = EventKind::slot;
+    std::uint64_t request, slot, stamped_request, stamped_step;
 };
 // A header that was not the one expected, as it was loaded. access: AccessKind; by_shadow: found by
 // the shadow table.

@@ -104,7 +104,8 @@ bool begins_like_a_trace(Bytes bytes) {
     return as_text(bytes.subspan(kFrameHead, own)) == kHeaderMagic.substr(0, own);
 }
 
-Plans make_plans(const std::vector<FileKind>& kinds, Status& status) {
+// A field that a later minor version added is 0 in the events of a file that came before.
+Plans make_plans(const std::vector<FileKind>& kinds, std::uint32_t minor, Status& status) {
     Plans plans;
     for (const FileKind& in_file : kinds) {
         KindPlan& plan = plans[in_file.code];
@@ -136,7 +137,7 @@ Plans make_plans(const std::vector<FileKind>& kinds, Status& status) {
             const bool there =
                 std::any_of(plan.fields.begin(), plan.fields.end(),
                             [&](const KindPlan::Field& field) { return field.target == i; });
-            if (!there) {
+            if (!there && known->fields[i].since <= minor) {
                 status = bad_trace("its schema of " + in_file.name + " has no field " +
                                    std::string(known->fields[i].name));
             }
@@ -733,10 +734,10 @@ TraceReader::~TraceReader() = default;
 
 namespace {
 
-// The file that `path` stands for: itself, with ".kvw.zst", or the .partial of either.
+// As resolve_trace(), opened.
 Result<File> find_trace(const Path& path) {
     auto file = File::open_read(path);
-    if (file) {
+    if (file || !path.has_filename()) {
         return file;
     }
     for (const char* suffix : {".partial", ".kvw.zst", ".kvw.zst.partial"}) {
@@ -802,6 +803,14 @@ Result<OpenedHeader> read_header(const File& file, const FileEnd& end) {
 
 }  // namespace
 
+Result<Path> resolve_trace(const Path& path) {
+    const auto file = find_trace(path);
+    if (!file) {
+        return file.error();
+    }
+    return file->path();
+}
+
 Result<TraceReader> TraceReader::open(const Path& path, const ReaderOptions& options) {
     auto file = find_trace(path);
     if (!file) {
@@ -826,7 +835,7 @@ Result<TraceReader> TraceReader::open(const Path& path, const ReaderOptions& opt
         return opened.error();
     }
     Status mapped;
-    state->plans = make_plans(opened->parsed.kinds, mapped);
+    state->plans = make_plans(opened->parsed.kinds, opened->parsed.header.minor, mapped);
     if (!mapped) {
         return state->bad(mapped.error().message);
     }

@@ -32,7 +32,9 @@ constexpr FieldSchema kSubmit[] = {{"request", delta},
                                    {"prompt_tokens", varint},
                                    {"tokens_max", varint},
                                    {"input0", fixed64, kContent},
-                                   {"input1", fixed64, kContent}};
+                                   {"input1", fixed64, kContent},
+                                   {.name = "session", .code = delta, .since = 1},
+                                   {.name = "scope", .code = varint, .since = 1}};
 constexpr FieldSchema kSampling[] = {
     {"request", delta},       {"seed", fixed64},     {"temperature", fixed32},
     {"top_k", varint},        {"top_p", fixed32},    {"min_p", fixed32},
@@ -56,7 +58,12 @@ constexpr FieldSchema kFinish[] = {{"request", delta},
                                    {"bytes_out", varint, kContent},
                                    {"logits0", fixed64, kContent},
                                    {"logits1", fixed64, kContent},
-                                   {"witness", fixed64}};
+                                   {"witness", fixed64},
+                                   {.name = "cached_tokens", .code = varint, .since = 1}};
+constexpr FieldSchema kPreempt[] = {{"request", delta},
+                                    {"positions", varint},
+                                    {"digest0", fixed64, kContent},
+                                    {"digest1", fixed64, kContent}};
 constexpr FieldSchema kReserve[] = {{"request", delta}, {"pool", varint}, {"pages", varint}};
 constexpr FieldSchema kAlloc[] = {{"request", delta},
                                   {"group", varint},
@@ -67,6 +74,24 @@ constexpr FieldSchema kPoisonCheck[] = {{"page", delta}, {"words", varint}, {"wr
 constexpr FieldSchema kFree[] = {{"request", delta}, {"page", delta}, {"reason", varint}};
 constexpr FieldSchema kPage[] = {{"page", delta}};
 constexpr FieldSchema kScrub[] = {{"page", delta}, {"witness", fixed32}};
+constexpr FieldSchema kShare[] = {{"request", delta},
+                                  {"index", delta},
+                                  {"page", delta},
+                                  {"generation", varint},
+                                  {"scope", varint},
+                                  {"digest0", fixed64, kContent},
+                                  {"digest1", fixed64, kContent}};
+constexpr FieldSchema kAdopt[] = {{"request", delta},
+                                  {"index", delta},
+                                  {"page", delta},
+                                  {"generation", varint},
+                                  {"digest0", fixed64, kContent},
+                                  {"digest1", fixed64, kContent}};
+constexpr FieldSchema kEvict[] = {{"page", delta}, {"generation", varint}};
+constexpr FieldSchema kTransfer[] = {
+    {"request", delta}, {"count", varint}, {"end", delta}, {"version", delta}};
+constexpr FieldSchema kSlot[] = {
+    {"request", delta}, {"slot", varint}, {"stamped_request", delta}, {"stamped_step", delta}};
 constexpr FieldSchema kStep[] = {{"step", delta}, {"sequences", varint}};
 constexpr FieldSchema kRows[] = {
     {"request", delta}, {"count", varint}, {"end", delta}, {"group", varint}, {"version", delta}};
@@ -125,6 +150,8 @@ constexpr KindSchema kSchema[] = {
     {EventKind::admit, "admit", kCritical, kNoBytes, kAdmit},
     {EventKind::cancel, "cancel", kCritical, kNoBytes, kCancel},
     {EventKind::finish, "finish", kCritical, kNoBytes, kFinish},
+    {EventKind::preempt, "preempt", kCritical, kNoBytes, kPreempt},
+    {EventKind::resume, "resume", kCritical, kNoBytes, kRequest},
     {EventKind::reserve, "reserve", kCritical, kNoBytes, kReserve},
     {EventKind::alloc, "alloc", kCritical, kNoBytes, kAlloc},
     {EventKind::poison_check, "poison_check", kCritical, kNoBytes, kPoisonCheck},
@@ -132,6 +159,9 @@ constexpr KindSchema kSchema[] = {
     {EventKind::drain, "drain", kCritical, kNoBytes, kPage},
     {EventKind::scrub, "scrub", kCritical, kNoBytes, kScrub},
     {EventKind::quarantine, "quarantine", kCritical, kNoBytes, kPage},
+    {EventKind::share, "share", kCritical, kNoBytes, kShare},
+    {EventKind::adopt, "adopt", kCritical, kNoBytes, kAdopt},
+    {EventKind::evict, "evict", kCritical, kNoBytes, kEvict},
     {EventKind::step, "step", kCritical, kNoBytes, kStep},
     {EventKind::rows, "rows", kCritical, kNoBytes, kRows},
     {EventKind::sourced, "sourced", kCritical, kNoBytes, kSourced},
@@ -142,6 +172,8 @@ constexpr KindSchema kSchema[] = {
     {EventKind::sample, "sample", kCritical, kNoBytes, kSample},
     {EventKind::rendered, "rendered", kCritical, kNoBytes, kBytesOut},
     {EventKind::emitted, "emitted", kCritical, kNoBytes, kBytesOut},
+    {EventKind::transfer, "transfer", kCritical, kNoBytes, kTransfer},
+    {EventKind::slot, "slot", kCritical, kNoBytes, kSlot},
     {EventKind::fault, "fault", kCritical, kBytes, kFault},
     {EventKind::violation, "violation", kIgnorable, kBytes, kViolation},
     {EventKind::gap, "gap", kCritical, kNoBytes, kGap},
@@ -170,8 +202,9 @@ constexpr bool covers_structs() {
 using namespace events;
 static_assert(
     covers_structs<Run, Model, Pool, Config, Tenant, Submit, Sampling, Reject, Queue, Admit, Cancel,
-                   Finish, Reserve, Alloc, PoisonCheck, Free, Drain, Scrub, Quarantine, Step, Rows,
-                   Sourced, Witness, WitnessSum, Loaded, Layer, Sample, Rendered, Emitted, Fault,
+                   Finish, Preempt, Resume, Reserve, Alloc, PoisonCheck, Free, Drain, Scrub,
+                   Quarantine, Share, Adopt, Evict, Transfer, events::Slot, Step, Rows, Sourced,
+                   Witness, WitnessSum, Loaded, Layer, Sample, Rendered, Emitted, Fault,
                    events::Violation, Gap, RunEnd, NoteClock, NoteHost>());
 
 void append_number(std::string& out, std::uint64_t value, int base) {

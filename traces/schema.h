@@ -22,6 +22,8 @@ struct FieldSchema {
     std::string_view name;
     FieldCode code = FieldCode::varint;
     bool content = false;  // a keyed digest of text: outside digest.ledger
+    // The minor version that added it to its kind; 0 in what older traces say of it.
+    std::uint8_t since = 0;
 };
 
 struct KindSchema {

@@ -22,7 +22,7 @@
 namespace kvw {
 
 inline constexpr std::uint32_t kTraceMajor = 1;
-inline constexpr std::uint32_t kTraceMinor = 0;
+inline constexpr std::uint32_t kTraceMinor = 1;
 
 enum class TextMode : std::uint8_t { none = 0, plain = 1, encrypted = 2 };
 
@@ -35,7 +35,7 @@ struct WriterOptions {
     RunId run_id{};
     TextMode text = TextMode::plain;
     bool sync_steps = false;  // fsync the tail at each commit (power loss), else page cache
-    bool replace = false;     // --force: an existing file may be replaced when closing
+    bool replace = false;     // --force: an existing regular file may be replaced when closing
     bool imported = false;    // made from an edited or foreign record: record level at most
 };
 
@@ -110,13 +110,16 @@ struct ReaderOptions {
     bool texts = true;  // false: text sections are hashed but not decoded
 };
 
+// The file that `path` stands for: NAME.kvw.zst, or the same when only NAME.kvw.zst.partial and
+// .tail are there, or a .partial; ".kvw.zst" itself may be left out. Fails: io.
+Result<Path> resolve_trace(const Path& path);
+
 // Reads one trace in one pass with bounded memory. Hostile input: every length is bounded before it
 // is allocated.
 class TraceReader {
   public:
-    // `path` may be NAME.kvw.zst, or the same when only NAME.kvw.zst.partial and .tail are there,
-    // or a .partial; ".kvw.zst" itself may be left out. Fails: io; bad_trace when it is not a trace
-    // or of an unknown major version; torn when it is too short to tell.
+    // Reads resolve_trace(path). Fails: io; bad_trace when it is not a trace or of an unknown major
+    // version; torn when it is too short to tell.
     static Result<TraceReader> open(const Path& path, const ReaderOptions& options = {});
     TraceReader(TraceReader&&) noexcept;
     TraceReader& operator=(TraceReader&&) noexcept;

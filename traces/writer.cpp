@@ -307,6 +307,11 @@ Result<std::unique_ptr<TraceWriter>> TraceWriter::create(const WriterOptions& op
                      printable(options.path.string()) +
                          " exists; name another file, or allow to replace it"};
     }
+    for (const Path& path : {options.path, state->tail_path}) {
+        if (const Status replaceable = check_replaceable(path); !replaceable) {
+            return replaceable.error();
+        }
+    }
     auto partial = File::create(state->partial_path);
     if (!partial) {
         return partial.error().code == ErrorCode::file_exists ? partial_exists(state->partial_path)

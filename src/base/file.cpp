@@ -64,7 +64,19 @@ Result<File> File::open_read(const Path& path) {
     return file;
 }
 
+Status check_replaceable(const Path& path) {
+    struct stat facts {};
+    if (::lstat(path.c_str(), &facts) == 0 && !S_ISREG(facts.st_mode)) {
+        return Error{ErrorCode::file_exists,
+                     printable(path.string()) + " is not a regular file; choose another name"};
+    }
+    return {};
+}
+
 Result<File> File::create(const Path& path, bool replace) {
+    if (const Status replaceable = replace ? check_replaceable(path) : Status{}; !replaceable) {
+        return replaceable.error();
+    }
     const int flags = O_RDWR | O_CREAT | O_NOFOLLOW | (replace ? O_TRUNC : O_EXCL);
     const auto descriptor = open_descriptor(path, flags, "cannot create");
     if (!descriptor) {
@@ -274,6 +286,9 @@ Status rename_new(const Path& from, const Path& to) {
 }
 
 Status rename_replace(const Path& from, const Path& to) {
+    if (const Status replaceable = check_replaceable(to); !replaceable) {
+        return replaceable;
+    }
     if (::rename(from.c_str(), to.c_str()) != 0) {
         return errno_error("cannot rename to", to, errno);
     }

@@ -29,7 +29,7 @@ class File {
   public:
     static Result<File> open_read(const Path& path);
     // Creates a file that must not exist yet (O_EXCL, 0600); with `replace` an existing one is
-    // emptied.
+    // emptied, if check_replaceable() lets it.
     static Result<File> create(const Path& path, bool replace = false);
     // Opens for appending, creating when absent.
     static Result<File> open_append(const Path& path);
@@ -89,7 +89,10 @@ class MappedFile {
 Result<std::string> read_file(const Path& path, std::uint64_t bytes_max);
 // Renames without replacing an existing `to`, then syncs the folder. Fails: file_exists, io.
 Status rename_new(const Path& from, const Path& to);
-// Renames over an existing `to`, then syncs the folder.
+// Fails: file_exists, when `path` is there and not a regular file. A device, FIFO, folder or link
+// (whatever it leads to) is never emptied, renamed over or removed in favour of a file of ours.
+Status check_replaceable(const Path& path);
+// Renames over an existing `to`, if check_replaceable() lets it, then syncs the folder.
 Status rename_replace(const Path& from, const Path& to);
 Status sync_folder(const Path& folder);
 // Makes the folder and its missing parents, each 0700.

@@ -1,15 +1,18 @@
 #include "src/engine/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
-#include <deque>
-#include <limits>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "src/base/check.h"
 #include "src/base/random.h"
+#include "src/engine/admission.h"
 #include "src/engine/content.h"
+#include "src/engine/request.h"
+#include "src/engine/scheduler.h"
 #include "src/ledger/ledger.h"
 
 namespace kvw {
@@ -123,65 +126,25 @@ std::vector<TopLogit> top_logits(std::span<const float> logits, std::size_t coun
     return all;
 }
 
-struct Tenant {
-    TenantId id{};
-    std::string name;
-    Digest256 key{};
-};
-
-// A request that was not refused, until its pages are given back.
-struct Request {
-    Owner owner;
-    const Tenant* tenant;
-    std::vector<TokenId> tokens;  // prompt, then what was sampled
-    std::uint32_t prompt_tokens;
-    std::uint32_t tokens_max;
-    std::uint32_t top_logits;
-    std::array<std::uint64_t, 2> admitted_digest;
-    Sampler sampler;
-    Answer answer;
-    PositionDigest sourced;             // of what forward passes consumed, up to the prompt's end
-    std::vector<std::uint64_t> layers;  // running digest of each layer's outputs
-    std::string emitted;                // as the caller's sink took it
-    RequestFacts facts;
-    bool holds_pages = false;
-    std::optional<FinishReason> finish;
-
-    std::uint64_t id() const { return number(owner.request); }
-    std::uint32_t pending() const {
-        return static_cast<std::uint32_t>(tokens.size() - facts.prefilled);
+// ln of the softmax over the whole vocabulary, of `id` and then of the likeliest.
+std::vector<Logprob> logprobs_of(std::span<const float> logits, TokenId id, std::size_t count) {
+    const std::vector<TopLogit> top = top_logits(logits, count);
+    double sum = 0;
+    const double largest = top.front().logit;
+    for (const float logit : logits) {
+        sum += std::exp(static_cast<double>(logit) - largest);
     }
-    std::uint32_t rows_needed() const { return prompt_tokens + tokens_max; }
-    std::uint32_t pages_needed() const { return (rows_needed() + kPageTokens - 1) / kPageTokens; }
-};
-
-// One request's part of a step.
-struct Slot {
-    Request* request;
-    std::uint32_t first, count;
-    bool samples;  // the step computes its last token, so one more is sampled
-};
-
-// A limit that prompt and answer together must stay within.
-struct RowLimit {
-    RejectReason reason;
-    ErrorCode code;
-    std::uint64_t rows;
-    const char* holder;
-    const char* flag;
-};
-
-std::string refusal(const RowLimit& limit, std::uint64_t prompt, std::uint64_t tokens,
-                    std::uint64_t n_max) {
-    std::string message = "prompt of " + std::to_string(prompt) + " tokens and " +
-                          std::to_string(tokens) + " to generate need " +
-                          std::to_string(prompt + tokens) + " rows; the " + limit.holder + " has " +
-                          std::to_string(limit.rows) + " (" + limit.flag + "): ";
-    if (n_max == 0) {
-        return message + "no prompt fits beside them; generate fewer (-n) or raise the limit";
+    const double norm = largest + std::log(sum);
+    std::vector<Logprob> all{{id, static_cast<float>(logits[static_cast<std::size_t>(id)] - norm)}};
+    for (const TopLogit& one : top) {
+        all.push_back({one.id, static_cast<float>(one.logit - norm)});
     }
-    return message + "at most " + std::to_string(n_max) + " prompt tokens fit";
+    return all;
 }
+
+// Whose turn it is not to wait, and how long a large request lets others pass.
+constexpr std::uint32_t kPassedOverMax = 16;
+constexpr std::size_t kSessionBytesMax = 64;
 
 }  // namespace
 
@@ -194,25 +157,33 @@ struct Engine::State {
     NumberingSink sink;
     std::unique_ptr<ForwardPass> forward;
     std::unique_ptr<PagePool> pool;
+    std::unique_ptr<PrefixTree> tree;
+    Scheduler scheduler{config};
 
     std::unordered_map<std::string, std::unique_ptr<Tenant>> tenants;
+    std::uint64_t sessions = 0;
     std::uint64_t requests_submitted = 0;
     std::uint64_t steps = 0;
     std::unordered_map<std::uint64_t, std::unique_ptr<Request>> requests;  // not settled yet
     std::unordered_map<std::uint64_t, RequestFacts> settled;
-    std::deque<Request*> queue;       // waiting for pages, in order of submission
-    std::vector<Request*> active;     // admitted and not ended, in order of admission
     std::vector<Request*> cancelled;  // ended by the caller; the next step says so
     std::vector<Request*> ended;      // the next step records their end
-    std::size_t turn = 0;             // whose turn it is when a step cannot take all of `active`
     std::optional<Error> stopped;
     bool finished = false;
+    std::uint32_t scrubs_left = 0;  // in this step
+    std::chrono::nanoseconds forward_time{};
 
     std::vector<TokenId> batch;
     std::vector<Slot> slots;
     std::vector<Lease> leases;
     std::vector<SequenceView> views;
     StepOutput computed;
+
+    // What one step gives its caller.
+    struct Step {
+        std::vector<Output> outputs;
+        std::optional<Error> violation;
+    };
 
     template <class T>
     void note(Request& request, const T& event, std::string_view bytes = {}) {
@@ -225,24 +196,37 @@ struct Engine::State {
         return error;
     }
 
-    const Tenant& tenant_named(const std::string& name);
-    std::array<RowLimit, 2> limits() const;
-    Result<std::uint32_t> tokens_allowed(const GenerateRequest& asked,
-                                         std::optional<RowLimit>& met) const;
-    void note_submission(std::uint64_t id, const Tenant& tenant, const GenerateRequest& asked,
-                         std::uint32_t tokens_max);
-    bool fits_now(const Request& request) const;
-    void admit(Request& request);
+    Tenant& tenant_named(const std::string& name);
+    std::uint64_t session_number(Tenant& tenant, const std::string& name);
+    Status check_request(const GenerateRequest& asked) const;
+    Status reject(std::uint64_t id, RejectReason reason, const LimitFacts& facts);
+
+    void pass_deadlines();
+    void announce_cancelled(Step& step);
     void end(Request& request, FinishReason reason);
     void settle(Request& request);
-    void announce_cancelled(std::vector<Output>& outputs);
-    void admit_waiting(std::vector<Output>& outputs);
-    void plan();
+
+    std::uint32_t scrub(std::uint32_t pages_wanted);
+    bool make_room(std::uint32_t pages, std::uint32_t pages_kept);
+    enum class Fit { admitted, quota, pages };
+    Fit admit(Request& request);
+    void adopt_prefix(Request& request, std::uint32_t pages);
+    bool push_out(Request& request);
+    void admit_waiting(Step& step);
+    void note_waiting();
+    void preempt(Request& request);
+    bool grow(Request& request);
+    void grow_decodes();
+
+    void move_rows(Step& step);
     void compute();
-    void collect(std::vector<Output>& outputs, std::optional<Error>& violation);
+    void collect(Step& step);
+    void publish(Request& request);
     std::optional<Error> check_source(Request& request);
+    std::optional<Error> check_slot(Request& request, std::size_t slot, const LogitsRow& row);
     Output sample(Request& request, const LogitsRow& row);
     Output end_faulty(Request& request, FinishReason reason, Error error);
+    void end_violator(Request& request, Error error, Step& step);
     Error describe_violation(const Request& request, const PageFinding& finding) const;
     Error note_violation(Request& request, const PageFinding& finding);
 };
@@ -259,15 +243,22 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
     EngineConfig config = asked;
     config.context = config.context == 0 ? shape.context : config.context;
     config.pool_rows = config.pool_rows == 0 ? config.context : config.pool_rows;
+    if (config.split) {
+        config.prefill_rows = config.prefill_rows == 0 ? config.context : config.prefill_rows;
+    } else if (config.prefill_rows != 0) {
+        return Error{ErrorCode::usage, "a prefill pool of " + std::to_string(config.prefill_rows) +
+                                           " rows (--prefill-rows) needs --roles split"};
+    }
     const auto refuse = [](const std::string& what) { return Error{ErrorCode::usage, what}; };
     if (config.context > shape.context) {
         return refuse("a context of " + std::to_string(config.context) + " (-c) is more than the " +
                       std::to_string(shape.context) + " positions the model was trained for");
     }
-    if (config.batch_rows == 0 || config.sequences_max == 0 || config.scrub_pages == 0) {
+    if (config.batch_rows == 0 || config.sequences_max == 0 || config.scrub_pages == 0 ||
+        config.transfer_pages == 0 || config.queue_max == 0) {
         return refuse(
-            "a step of 0 tokens (-ub), 0 requests or 0 scrubbed pages would never end; "
-            "each must be at least 1");
+            "a step of 0 tokens (-ub), 0 requests (-np), 0 scrubbed or moved pages, or a queue of "
+            "0 (--queue) would never end; each must be at least 1");
     }
     if (tokenizer.size() != shape.vocab) {
         return Error{ErrorCode::bad_model,
@@ -300,12 +291,14 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
         identity.name));
     auto pool = PagePool::create({.shape = shape.tile_shape(),
                                   .rows_max = config.pool_rows,
+                                  .prefill_rows = config.prefill_rows,
                                   .shadow_writers = state->context.checked},
                                  kernels, sink, &faults);
     if (!pool) {
         return pool.error();
     }
     state->pool = std::move(*pool);
+    state->tree = std::make_unique<PrefixTree>(*state->pool);
     sink.note(Event::of(events::Config{kConfigVersion}, to_json(config)));
     if (faults.active()) {
         sink.note(Event::of(events::Fault{1}, faults.names()));
@@ -315,80 +308,80 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
 
 // ---- admission
 
-const Tenant& Engine::State::tenant_named(const std::string& name) {
+Tenant& Engine::State::tenant_named(const std::string& name) {
     std::unique_ptr<Tenant>& tenant = tenants[name];
     if (tenant == nullptr) {
         tenant = std::make_unique<Tenant>();
         tenant->id = TenantId{static_cast<std::uint32_t>(tenants.size())};
         tenant->name = name;
         tenant->key = context.tenant_key ? context.tenant_key(tenant->id, name) : random_key();
+        const auto own = config.tenant_quota_rows.find(name);
+        tenant->quota_rows =
+            own == config.tenant_quota_rows.end() ? config.quota_rows : own->second;
         sink.note(Event::of(events::Tenant{number(tenant->id)}, name));
         sink.text({.tenant = tenant->id, .kind = TextKind::key, .bytes = bytes_of(tenant->key)});
     }
     return *tenant;
 }
 
-// In the order in which they are named when several fail.
-std::array<RowLimit, 2> Engine::State::limits() const {
-    return {{{RejectReason::exceed_context_size, ErrorCode::exceed_context_size, config.context,
-              "context", "-c"},
-             {RejectReason::out_of_pages, ErrorCode::out_of_pages, config.pool_rows, "pool",
-              "--pool-rows"}}};
+// 0: no session.
+std::uint64_t Engine::State::session_number(Tenant& tenant, const std::string& name) {
+    if (name.empty()) {
+        return 0;
+    }
+    const auto [entry, fresh] = tenant.sessions.try_emplace(name, sessions + 1);
+    sessions += fresh ? 1 : 0;
+    return entry->second;
 }
 
-// How many tokens the request may generate; sets `met` when a limit forbids it.
-Result<std::uint32_t> Engine::State::tokens_allowed(const GenerateRequest& asked,
-                                                    std::optional<RowLimit>& met) const {
-    const std::uint64_t prompt = asked.prompt_ids.size();
-    const std::uint64_t tokens = asked.tokens_max.value_or(1);
-    std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
-    for (const RowLimit& limit : limits()) {
-        least = std::min(least, limit.rows);
-        if (prompt + tokens > limit.rows && !met) {
-            met = limit;
+Status check_tenant(const std::string& tenant) {
+    if (is_tenant_name(tenant)) {
+        return {};
+    }
+    return Error{ErrorCode::usage,
+                 "a tenant is named with 1 to " + std::to_string(kTenantLengthMax) +
+                     " of a-z 0-9 . _ -; this name has " + std::to_string(tenant.size()) +
+                     " bytes, or others among them"};
+}
+
+// What no limit decides: a request that says something it cannot mean.
+Status Engine::State::check_request(const GenerateRequest& asked) const {
+    if (Status status = check_tenant(asked.tenant); !status) {
+        return status;
+    }
+    if (asked.session.size() > kSessionBytesMax) {
+        return Error{ErrorCode::usage,
+                     "a session is named with up to " + std::to_string(kSessionBytesMax) +
+                         " bytes; this name has " + std::to_string(asked.session.size())};
+    }
+    if (Status status = check_options(asked.sampling); !status) {
+        return status;
+    }
+    if (asked.tokens_max == 0u) {
+        return Error{ErrorCode::usage, "0 tokens to generate (-n); it must be at least 1"};
+    }
+    if (asked.prompt_ids.empty()) {
+        return Error{ErrorCode::bad_input, "the prompt has no tokens; it must have at least 1"};
+    }
+    const std::uint32_t vocab = model.config().vocab;
+    for (std::size_t i = 0; i < asked.prompt_ids.size(); ++i) {
+        const TokenId id = asked.prompt_ids[i];
+        if (id < 0 || static_cast<std::uint32_t>(id) >= vocab) {
+            return Error{ErrorCode::bad_input,
+                         "prompt token " + std::to_string(i) + " has the id " + std::to_string(id) +
+                             "; the model knows 0 to " + std::to_string(vocab - 1)};
         }
     }
-    if (met) {
-        const std::uint64_t n_max = least > tokens ? least - tokens : 0;
-        Error error{met->code, refusal(*met, prompt, tokens, n_max)};
-        error.limit = LimitFacts{.n_prompt = prompt, .n_max = n_max, .limit = met->rows};
-        return error;
+    return {};
+}
+
+Status Engine::State::reject(std::uint64_t id, RejectReason reason, const LimitFacts& facts) {
+    sink.note(Event::of(events::Reject{id, static_cast<std::uint64_t>(reason), facts.n_prompt,
+                                       facts.n_max, facts.limit}));
+    if (Status status = sink.commit(); !status) {
+        return stop(status.error());
     }
-    return asked.tokens_max.value_or(static_cast<std::uint32_t>(least - prompt));
-}
-
-void Engine::State::note_submission(std::uint64_t id, const Tenant& tenant,
-                                    const GenerateRequest& asked, std::uint32_t tokens_max) {
-    const SamplingOptions& sampling = asked.sampling;
-    const auto input = keyed_digest(tenant.key, "prompt", asked.prompt);
-    sink.note(Event::of(events::Submit{id, number(tenant.id), asked.prompt_ids.size(), tokens_max,
-                                       input[0], input[1]}));
-    sink.note(Event::of(events::Sampling{
-        id, sampling.seed, bits_of(sampling.temperature), sampling.top_k, bits_of(sampling.top_p),
-        bits_of(sampling.min_p), bits_of(sampling.repeat_penalty),
-        bits_of(sampling.presence_penalty), bits_of(sampling.frequency_penalty),
-        sampling.penalty_last, sampling.ignore_eos ? 1u : 0u, sampling.stops.size()}));
-    const RequestId request{id};
-    sink.text({tenant.id, request, TextKind::prompt, asked.prompt});
-    sink.text({tenant.id, request, TextKind::prompt_ids, little_endian_ids(asked.prompt_ids)});
-    for (const std::string& stop : sampling.stops) {
-        sink.text({tenant.id, request, TextKind::stop, stop});
-    }
-}
-
-bool Engine::State::fits_now(const Request& request) const {
-    return active.size() < config.sequences_max &&
-           request.pages_needed() <= pool->pages_allocatable();
-}
-
-void Engine::State::admit(Request& request) {
-    note(request, events::Admit{request.id(), request.rows_needed(), request.admitted_digest[0],
-                                request.admitted_digest[1]});
-    const Status reserved = pool->reserve(request.owner, request.pages_needed());
-    check(reserved.has_value(), "who is admitted gets what was free");
-    request.facts.last_event = sink.numbered();
-    request.holds_pages = true;
-    active.push_back(&request);
+    return {};
 }
 
 Result<RequestId> Engine::submit(GenerateRequest asked) {
@@ -397,74 +390,99 @@ Result<RequestId> Engine::submit(GenerateRequest asked) {
         return *state.stopped;
     }
     check(!state.finished, "nothing is submitted to a run that has ended");
-    if (!is_tenant_name(asked.tenant)) {
-        return Error{ErrorCode::usage,
-                     "a tenant is named with 1 to " + std::to_string(kTenantLengthMax) +
-                         " of a-z 0-9 . _ -; this name has " + std::to_string(asked.tenant.size()) +
-                         " bytes, or others among them"};
-    }
-    if (Status status = check_options(asked.sampling); !status) {
+    if (Status status = state.check_request(asked); !status) {
         return status.error();
     }
-    if (asked.tokens_max == 0u) {
-        return Error{ErrorCode::usage, "0 tokens to generate (-n); it must be at least 1"};
-    }
-    if (asked.prompt_ids.empty()) {
-        return Error{ErrorCode::bad_input, "the prompt has no tokens; it must have at least 1"};
-    }
-    for (std::size_t i = 0; i < asked.prompt_ids.size(); ++i) {
-        const TokenId id = asked.prompt_ids[i];
-        if (id < 0 || static_cast<std::uint32_t>(id) >= state.model.config().vocab) {
-            return Error{ErrorCode::bad_input, "prompt token " + std::to_string(i) +
-                                                   " has the id " + std::to_string(id) +
-                                                   "; the model knows 0 to " +
-                                                   std::to_string(state.model.config().vocab - 1)};
-        }
-    }
 
+    Tenant& tenant = state.tenant_named(asked.tenant);
     const std::uint64_t id = ++state.requests_submitted;
-    const Tenant& tenant = state.tenant_named(asked.tenant);
-    std::optional<RowLimit> met;
-    const Result<std::uint32_t> allowed = state.tokens_allowed(asked, met);
     const std::uint64_t first_event = state.sink.numbered() + 1;
-    state.note_submission(id, tenant, asked, allowed ? *allowed : asked.tokens_max.value_or(0));
-    if (!allowed) {
-        const LimitFacts& facts = *allowed.error().limit;
-        state.sink.note(Event::of(events::Reject{id, static_cast<std::uint64_t>(met->reason),
-                                                 facts.n_prompt, facts.n_max, facts.limit}));
-        if (Status status = state.sink.commit(); !status) {
-            return state.stop(status.error());
+    const Admission admission =
+        admission_of(state.config, asked.prompt_ids.size(), asked.tokens_max, tenant.quota_rows,
+                     state.scheduler.waiting());
+    const std::uint64_t session = state.session_number(tenant, asked.session);
+    CacheScope scope = std::min(state.config.scope, asked.scope.value_or(state.config.scope));
+    scope = scope == CacheScope::session && session == 0 ? CacheScope::request : scope;
+
+    const SamplingOptions& sampling = asked.sampling;
+    const auto input = keyed_digest(tenant.key, "prompt", asked.prompt);
+    state.sink.note(Event::of(events::Submit{id, number(tenant.id), asked.prompt_ids.size(),
+                                             admission.tokens_max, input[0], input[1], session,
+                                             static_cast<std::uint64_t>(scope)}));
+    state.sink.note(Event::of(events::Sampling{
+        id, sampling.seed, bits_of(sampling.temperature), sampling.top_k, bits_of(sampling.top_p),
+        bits_of(sampling.min_p), bits_of(sampling.repeat_penalty),
+        bits_of(sampling.presence_penalty), bits_of(sampling.frequency_penalty),
+        sampling.penalty_last, sampling.ignore_eos ? 1u : 0u, sampling.stops.size()}));
+    const RequestId request_id{id};
+    state.sink.text({tenant.id, request_id, TextKind::prompt, asked.prompt});
+    state.sink.text(
+        {tenant.id, request_id, TextKind::prompt_ids, little_endian_ids(asked.prompt_ids)});
+    for (const std::string& stop : sampling.stops) {
+        state.sink.text({tenant.id, request_id, TextKind::stop, stop});
+    }
+    if (admission.refusal) {
+        const Refusal& refusal = *admission.refusal;
+        if (Status status = state.reject(id, refusal.reason, *refusal.error.limit); !status) {
+            return status.error();
         }
-        return allowed.error();
+        return refusal.error;
     }
 
-    PositionDigest admitted;
+    PositionDigest prompt;
     Sampler sampler(asked.sampling, state.kernels, state.tokenizer);
     for (std::size_t i = 0; i < asked.prompt_ids.size(); ++i) {
-        admitted.add(i, asked.prompt_ids[i]);
+        prompt.add(i, asked.prompt_ids[i]);
         sampler.accept(asked.prompt_ids[i]);
     }
-    auto request = std::unique_ptr<Request>(
-        new Request{.owner = {tenant.id, RequestId{id}},
-                    .tenant = &tenant,
-                    .tokens = std::move(asked.prompt_ids),
-                    .prompt_tokens = static_cast<std::uint32_t>(admitted.positions()),
-                    .tokens_max = *allowed,
-                    .top_logits = asked.top_logits,
-                    .admitted_digest = admitted.digest(tenant.key),
-                    .sampler = std::move(sampler),
-                    .answer = Answer(state.tokenizer, std::move(asked.sampling.stops)),
-                    .layers = std::vector<std::uint64_t>(state.model.config().layers)});
-    request->facts.prompt_tokens = request->prompt_tokens;
+    const auto prompt_tokens = static_cast<std::uint32_t>(asked.prompt_ids.size());
+    const bool timed = asked.deadline_ms > 0 && state.context.clock != nullptr;
+    auto request = std::unique_ptr<Request>(new Request{
+        .owner = {tenant.id, request_id},
+        .tenant = &tenant,
+        .tokens = std::move(asked.prompt_ids),
+        .prompt_tokens = prompt_tokens,
+        .tokens_max = admission.tokens_max,
+        .top_logits = asked.top_logits,
+        .logprobs = asked.logprobs,
+        .scope = scope,
+        .session = session,
+        .deadline_ns =
+            timed ? state.context.clock->monotonic_ns() + asked.deadline_ms * 1'000'000 : 0,
+        .source_digest = prompt.digest(tenant.key),
+        .sampler = std::move(sampler),
+        .answer = Answer(state.tokenizer, std::move(asked.sampling.stops)),
+        .layers = std::vector<std::uint64_t>(state.model.config().layers),
+        .source_target = prompt_tokens});
+    request->facts.prompt_tokens = prompt_tokens;
     request->facts.first_event = first_event;
     request->facts.last_event = state.sink.numbered();
-    if (state.queue.empty() && state.fits_now(*request)) {
-        state.admit(*request);
-    } else {
-        state.note(*request, events::Queue{id});
-        state.queue.push_back(request.get());
-    }
+    state.scheduler.wait(*request);
     state.requests.emplace(id, std::move(request));
+    return request_id;
+}
+
+Result<RequestId> Engine::note_malformed(const std::string& tenant_name, std::string_view input) {
+    State& state = *state_;
+    if (state.stopped) {
+        return *state.stopped;
+    }
+    check(!state.finished, "nothing is submitted to a run that has ended");
+    if (Status status = check_tenant(tenant_name); !status) {
+        return status.error();
+    }
+    const Tenant& tenant = state.tenant_named(tenant_name);
+    const std::uint64_t id = ++state.requests_submitted;
+    const auto digest = keyed_digest(tenant.key, "prompt", input);
+    RequestFacts facts{.first_event = state.sink.numbered() + 1};
+    state.sink.note(Event::of(events::Submit{id, number(tenant.id), 0, 0, digest[0], digest[1], 0,
+                                             static_cast<std::uint64_t>(CacheScope::request)}));
+    state.sink.text({tenant.id, RequestId{id}, TextKind::prompt, input});
+    if (Status status = state.reject(id, RejectReason::malformed, {}); !status) {
+        return status.error();
+    }
+    facts.last_event = state.sink.numbered();
+    state.settled.emplace(id, facts);
     return RequestId{id};
 }
 
@@ -490,8 +508,7 @@ void Engine::delivered(RequestId id, std::string_view bytes) {
 
 bool Engine::idle() const {
     const State& state = *state_;
-    return state.active.empty() && state.queue.empty() && state.cancelled.empty() &&
-           state.ended.empty() && state.pool->pages_draining() == 0;
+    return state.requests.empty() && state.pool->pages_draining() == 0;
 }
 
 // ---- the end of a request
@@ -500,8 +517,7 @@ bool Engine::idle() const {
 void Engine::State::end(Request& request, FinishReason reason) {
     check(!request.finish, "a request ends once");
     request.finish = reason;
-    std::erase(active, &request);
-    std::erase(queue, &request);
+    scheduler.stop(request);
 }
 
 // Records the end and gives the pages back. The request is gone afterwards; its facts stay.
@@ -516,100 +532,343 @@ void Engine::State::settle(Request& request) {
                                         layer_digest(key, layer, request.layers[layer])});
         }
     }
-    if (request.holds_pages) {
-        const std::string& rendered = request.answer.delivered();
+    if (request.admitted) {
+        // Whoever stopped listening in the middle of an answer was rendered what he took.
+        std::string_view rendered = request.answer.delivered();
+        if (reason == FinishReason::cancelled || reason == FinishReason::deadline) {
+            rendered = rendered.substr(0, request.emitted.size());
+        }
         const auto made = keyed_digest(key, "bytes", rendered);
         note(request, events::Rendered{id, rendered.size(), made[0], made[1]});
         const auto taken = keyed_digest(key, "bytes", request.emitted);
         note(request, events::Emitted{id, request.emitted.size(), taken[0], taken[1]});
     }
-    const std::uint64_t witness = request.holds_pages ? pool->running_witness(request.owner) : 0;
+    const std::uint64_t witness = request.admitted ? pool->running_witness(request.owner) : 0;
     if (computed_rows) {
         note(request, events::WitnessSum{id, request.facts.prefilled, witness});
     }
     const auto logits = logits_digest(key, request.facts.logits);
     note(request, events::Finish{id, static_cast<std::uint64_t>(reason), request.prompt_tokens,
                                  request.facts.completion_tokens, request.emitted.size(), logits[0],
-                                 logits[1], witness});
-    if (request.holds_pages && reason == FinishReason::violation) {
+                                 logits[1], witness, request.facts.cached_tokens});
+    if (request.admitted && reason == FinishReason::violation) {
+        tree->unpublish(request.owner.request);
         pool->quarantine(request.owner, free_reason(reason));
-    } else if (request.holds_pages) {
+    } else if (request.admitted) {
         pool->release(request.owner, free_reason(reason));
     }
     settled.emplace(id, request.facts);
     requests.erase(id);
 }
 
-// ---- one step
+// ---- who ends
 
-void Engine::State::announce_cancelled(std::vector<Output>& outputs) {
+void Engine::State::pass_deadlines() {
+    if (context.clock == nullptr) {
+        return;
+    }
+    std::vector<Request*> timed = scheduler.all_waiting();
+    timed.insert(timed.end(), scheduler.running().begin(), scheduler.running().end());
+    std::erase_if(timed, [](const Request* request) { return request->deadline_ns == 0; });
+    if (timed.empty()) {
+        return;
+    }
+    std::sort(timed.begin(), timed.end(),
+              [](const Request* a, const Request* b) { return a->id() < b->id(); });
+    const std::int64_t now = context.clock->monotonic_ns();
+    for (Request* request : timed) {
+        if (now >= request->deadline_ns) {
+            note(*request,
+                 events::Cancel{request->id(), static_cast<std::uint64_t>(FinishReason::deadline)});
+            end(*request, FinishReason::deadline);
+            cancelled.push_back(request);
+        }
+    }
+}
+
+void Engine::State::announce_cancelled(Step& step) {
     for (Request* request : cancelled) {
-        outputs.push_back({.request = request->owner.request,
-                           .bytes = request->answer.finish(),
-                           .finish = request->finish});
+        step.outputs.push_back({.request = request->owner.request,
+                                .bytes = request->answer.finish(),
+                                .finish = request->finish});
         ended.push_back(request);
     }
     cancelled.clear();
 }
 
-void Engine::State::admit_waiting(std::vector<Output>& outputs) {
-    while (!queue.empty()) {
-        Request& request = *queue.front();
-        if (fits_now(request)) {
-            queue.pop_front();
-            admit(request);
+// ---- room for pages
+
+std::uint32_t Engine::State::scrub(std::uint32_t pages_wanted) {
+    const std::uint32_t done = pool->scrub_drained(std::min(pages_wanted, scrubs_left));
+    scrubs_left -= done;
+    return done;
+}
+
+// Brings the prefill side to `pages` allocatable ones, if need be out of the prefix tree, of which
+// `pages_kept` are about to be used. False: not in this step, perhaps not at all.
+bool Engine::State::make_room(std::uint32_t pages, std::uint32_t pages_kept) {
+    const auto lacking = [&] {
+        const std::uint32_t free = pool->pages_allocatable();
+        return pages > free ? pages - free : 0;
+    };
+    if (lacking() > 0 && pool->pages_draining() < lacking()) {
+        const std::uint32_t wanted = lacking() - pool->pages_draining();
+        const std::uint32_t there = tree->evictable();
+        if (there < wanted + pages_kept) {
+            return false;  // nothing is thrown away in vain
+        }
+        tree->evict(wanted);
+    }
+    while (lacking() > 0 && scrub(lacking()) > 0) {
+    }
+    return lacking() == 0;
+}
+
+// Gives a waiting request pages for all it has to compute, and for its first row after that. What
+// it may grow to is not set aside, but for a request that a preemption would end (split).
+Engine::State::Fit Engine::State::admit(Request& request) {
+    const std::uint64_t quota = request.tenant->quota_rows;
+    if (quota > 0 && scheduler.rows_held(request.owner.tenant) + request.rows_needed() > quota) {
+        return Fit::quota;
+    }
+    if (scheduler.running().size() >= config.sequences_max) {
+        return Fit::pages;
+    }
+    const std::uint64_t rows = request.tokens.size();
+    const std::uint32_t decode =
+        !config.split
+            ? 0
+            : pages_for(scheduler.recomputable(request) ? rows + 1 : request.rows_needed());
+    if (config.split && decode > pool->pages_allocatable(PoolSide::decode)) {
+        scrub(pool->pages_draining());
+        if (decode > pool->pages_allocatable(PoolSide::decode)) {
+            return Fit::pages;
+        }
+    }
+    const std::uint32_t all = pages_for(config.split ? rows : rows + 1);
+    const bool adopts = request.scope != CacheScope::request && !request.admitted;
+    std::uint32_t adopted = 0;
+    for (bool fits = false; !fits;) {
+        adopted = adopts ? tree->match(request.space(), request.tokens) : 0;
+        if (!make_room(all - adopted, adopted)) {
+            return Fit::pages;
+        }
+        // Room may have cost what was matched.
+        fits = !adopts || tree->match(request.space(), request.tokens) == adopted;
+    }
+
+    scheduler.start(request);
+    if (request.admitted) {
+        note(request, events::Resume{request.id()});
+    } else {
+        note(request, events::Admit{request.id(), request.rows_needed(), request.source_digest[0],
+                                    request.source_digest[1]});
+    }
+    request.admitted = true;
+    Status reserved = pool->reserve(request.owner, all - adopted);
+    if (reserved && decode > 0) {
+        reserved = pool->reserve(request.owner, decode, PoolSide::decode);
+    }
+    check(reserved.has_value(), "who is admitted gets what was free");
+    request.prefill_pages = all;
+    request.decode_pages = decode;
+    request.passed_over = 0;
+    if (adopted > 0) {
+        adopt_prefix(request, adopted);
+    }
+    request.facts.last_event = sink.numbered();
+    return Fit::admitted;
+}
+
+// Its first pages are those that another request of its scope has computed.
+void Engine::State::adopt_prefix(Request& request, std::uint32_t pages) {
+    for (std::uint32_t page = 0; page < pages; ++page) {
+        for (std::uint32_t i = page * kPageTokens; i < (page + 1) * kPageTokens; ++i) {
+            request.prefix.add(i, request.tokens[i]);
+        }
+        request.page_digests.push_back(request.prefix.digest(request.tenant->key));
+    }
+    const std::vector<TokenId> ids =
+        tree->adopt(request.owner, request.space(), request.tokens, pages, request.page_digests);
+    // What counts as consumed is what the rows were computed from, not what was asked for.
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        request.sourced.add(i, ids[i]);
+    }
+    request.facts.cached_tokens = ids.size();
+    request.facts.prefilled = ids.size();
+    request.pages_offered = pages;
+}
+
+// A tenant with nothing running does not wait for a tenant with much: makes that one's youngest
+// requests wait again. True when it did; their pages can be had in a step or two.
+bool Engine::State::push_out(Request& request) {
+    const std::vector<Request*> candidates = scheduler.over_share(request.owner.tenant);
+    const std::uint32_t wanted = pages_for(request.tokens.size() + 1);
+    const PoolSide side = config.split ? PoolSide::decode : PoolSide::prefill;
+    std::uint32_t coming = pool->pages_allocatable(side) + pool->pages_draining() +
+                           (config.split ? 0 : tree->evictable());
+    std::vector<Request*> chosen;
+    bool slot = scheduler.running().size() < config.sequences_max;
+    for (Request* candidate : candidates) {
+        if (coming >= wanted && slot) {
+            break;
+        }
+        chosen.push_back(candidate);
+        coming += config.split ? candidate->decode_pages : candidate->prefill_pages;
+        slot = true;
+    }
+    if (chosen.empty() || coming < wanted || !slot) {
+        return false;
+    }
+    for (Request* candidate : chosen) {
+        preempt(*candidate);
+    }
+    return true;
+}
+
+void Engine::State::admit_waiting(Step& step) {
+    const auto stalled = [](const Request* request) { return request->stalled; };
+    if (std::any_of(scheduler.running().begin(), scheduler.running().end(), stalled)) {
+        return;  // who runs comes first
+    }
+    std::set<std::uint32_t> except;
+    std::vector<Request*> without_pages;
+    while (Request* next = scheduler.next_waiting(except)) {
+        Request& request = *next;
+        const Fit fit = admit(request);
+        if (fit == Fit::admitted) {
+            for (Request* waiting : without_pages) {
+                ++waiting->passed_over;
+            }
             continue;
         }
-        if (!active.empty() || !ended.empty() || pool->pages_draining() > 0) {
-            return;  // pages will come back
+        except.insert(number(request.owner.tenant));
+        if (fit == Fit::quota) {
+            continue;
         }
-        // Quarantined pages do not, and waiting for them would never end.
-        outputs.push_back(end_faulty(
+        if (push_out(request) || request.passed_over >= kPassedOverMax) {
+            return;  // what comes free is for this one
+        }
+        without_pages.push_back(&request);
+        if (!scheduler.running().empty() || !ended.empty() || pool->pages_draining() > 0) {
+            continue;
+        }
+        // Quarantined pages do not come back, and waiting for them would never end.
+        step.outputs.push_back(end_faulty(
             request, FinishReason::error,
             {ErrorCode::out_of_pages, "request " + std::to_string(request.id()) + " needs " +
-                                          std::to_string(request.pages_needed()) + " pages; " +
-                                          std::to_string(pool->pages_allocatable()) + " of " +
-                                          std::to_string(pool->pages_total()) +
+                                          std::to_string(pages_for(request.tokens.size() + 1)) +
+                                          " pages; " + std::to_string(pool->pages_allocatable()) +
+                                          " of " + std::to_string(pool->pages_total()) +
                                           " are not in quarantine"}));
         ended.push_back(&request);
+        except.erase(number(request.owner.tenant));
+        without_pages.pop_back();
     }
 }
 
-// Divides the step's tokens: one to each request that has one to compute, in turn when there are
-// too many; what is left to prompts, in order of admission. Which tokens share a step changes no
-// bit.
-void Engine::State::plan() {
-    std::vector<std::uint32_t> counts(active.size(), 0);
-    std::uint32_t budget = config.batch_rows;
-    const std::size_t start = turn < active.size() ? turn : 0;
-    turn = 0;
-    for (std::size_t k = 0; k < active.size(); ++k) {
-        const std::size_t i = (start + k) % active.size();
-        if (active[i]->pending() == 1) {
-            if (budget == 0) {
-                turn = i;
-                break;
-            }
-            counts[i] = 1;
-            --budget;
-        }
-    }
-    for (std::size_t i = 0; i < active.size() && budget > 0; ++i) {
-        if (counts[i] == 0) {
-            counts[i] = std::min(active[i]->pending(), budget);
-            budget -= counts[i];
-        }
-    }
-    slots.clear();
-    for (std::size_t i = 0; i < active.size(); ++i) {
-        if (counts[i] > 0) {
-            slots.push_back({.request = active[i],
-                             .first = static_cast<std::uint32_t>(active[i]->facts.prefilled),
-                             .count = counts[i],
-                             .samples = counts[i] == active[i]->pending()});
+// Says once of each request that it could not be admitted at once.
+void Engine::State::note_waiting() {
+    for (Request* request : scheduler.all_waiting()) {
+        if (!request->told_waiting) {
+            request->told_waiting = true;
+            note(*request, events::Queue{request->id()});
         }
     }
 }
+
+// Gives up its pages and waits again; what it has sampled stays said, and is computed anew.
+void Engine::State::preempt(Request& request) {
+    PositionDigest all;
+    for (std::size_t i = 0; i < request.tokens.size(); ++i) {
+        all.add(i, request.tokens[i]);
+    }
+    request.source_digest = all.digest(request.tenant->key);
+    request.source_target = static_cast<std::uint32_t>(request.tokens.size());
+    request.source_due = true;
+    request.sourced = {};
+    std::fill(request.layers.begin(), request.layers.end(), 0);
+    note(request, events::Preempt{request.id(), request.tokens.size(), request.source_digest[0],
+                                  request.source_digest[1]});
+    pool->release(request.owner, FreeReason::preempted);
+    request.facts.last_event = sink.numbered();
+    request.facts.prefilled = 0;
+    ++request.facts.preemptions;
+    request.pages_offered = 0;
+    request.prefill_pages = request.decode_pages = 0;
+    request.moving = request.moved = request.stalled = false;
+    scheduler.wait(request);
+}
+
+// A page more for the next row of a request that decodes: free, out of the prefix tree, or from the
+// youngest that runs. False: it is stalled for this step.
+bool Engine::State::grow(Request& request) {
+    std::uint32_t& pages = request.moved ? request.decode_pages : request.prefill_pages;
+    if (pages_for(request.facts.prefilled + 1) <= pages) {
+        return true;
+    }
+    const PoolSide side = request.moved ? PoolSide::decode : PoolSide::prefill;
+    const auto there = [&] {
+        if (side == PoolSide::prefill) {
+            return make_room(1, 0);
+        }
+        while (pool->pages_allocatable(side) == 0 && scrub(pool->pages_draining()) > 0) {
+        }
+        return pool->pages_allocatable(side) > 0;
+    };
+    while (!there()) {
+        if (pool->pages_draining() > 0) {
+            return false;  // they can be had in the next step
+        }
+        Request* victim = scheduler.victim(request);
+        if (victim == nullptr) {
+            return false;
+        }
+        preempt(*victim);
+    }
+    const Status reserved = pool->reserve(request.owner, 1, side);
+    check(reserved.has_value(), "the page is there");
+    request.facts.last_event = sink.numbered();
+    ++pages;
+    return true;
+}
+
+// Oldest first: only younger ones lose their pages.
+void Engine::State::grow_decodes() {
+    const std::vector<Request*> running = scheduler.running();
+    for (Request* request : running) {
+        const auto& now = scheduler.running();
+        if (std::find(now.begin(), now.end(), request) != now.end()) {
+            request->stalled = !request->moving && request->decoding() && !grow(*request);
+        }
+    }
+}
+
+// split: rows of prompts that are done go to the decode side, oldest request first.
+void Engine::State::move_rows(Step& step) {
+    std::uint32_t left = config.transfer_pages;
+    const std::vector<Request*> running = scheduler.running();
+    for (Request* request : running) {
+        if (!request->moving || left == 0) {
+            continue;
+        }
+        const PagePool::Moved moved = pool->transfer(request->owner, left);
+        left -= std::min(left, moved.pages);
+        request->facts.last_event = sink.numbered();
+        if (!moved.clean) {
+            end_violator(*request, describe_violation(*request, *pool->finding(request->owner)),
+                         step);
+            continue;
+        }
+        if (moved.complete) {
+            request->moving = false;
+            request->moved = true;
+            request->prefill_pages = 0;
+        }
+    }
+}
+
+// ---- one step
 
 void Engine::State::compute() {
     ++steps;
@@ -627,14 +886,19 @@ void Engine::State::compute() {
         const auto first = request.tokens.begin() + slot.first;
         batch.insert(batch.end(), first, first + slot.count);
     }
-    forward->run(
-        {.tokens = batch, .sequences = views, .memory = pool->memory(), .checked = context.checked},
-        computed);
+    const auto begun = std::chrono::steady_clock::now();
+    forward->run({.tokens = batch,
+                  .sequences = views,
+                  .memory = pool->memory(),
+                  .checked = context.checked,
+                  .step = steps},
+                 computed);
+    forward_time += std::chrono::steady_clock::now() - begun;
 }
 
-// Looks at the evidence before it uses a result: a request whose rows were not all its own ends
-// here.
-void Engine::State::collect(std::vector<Output>& outputs, std::optional<Error>& violation) {
+// Looks at the evidence before it uses a result: a request whose rows were not all its own, or its
+// scope's, ends here.
+void Engine::State::collect(Step& step) {
     bool withheld = false;  // a violation ends the run, so nothing of this step may be sampled
     for (std::size_t i = 0; i < slots.size() && config.stop_on_violation; ++i) {
         withheld |= leases[i].report().faults.load() != 0 ||
@@ -649,7 +913,7 @@ void Engine::State::collect(std::vector<Output>& outputs, std::optional<Error>& 
         const bool clean = pool->settle(std::move(leases[i]));
         request.facts.last_event = sink.numbered();
         for (std::uint32_t t = 0; t < slot.count; ++t) {
-            if (slot.first + t < request.prompt_tokens) {
+            if (slot.first + t < request.source_target) {
                 request.sourced.add(slot.first + t, batch[batch_row + t]);
             }
         }
@@ -657,11 +921,9 @@ void Engine::State::collect(std::vector<Output>& outputs, std::optional<Error>& 
             request.layers[layer] += computed.layer_digests[i * layers + layer];
         }
         request.facts.prefilled += slot.count;
-        const LogitsRow* row = nullptr;
-        if (slot.samples) {
-            row = &computed.logits[next_row++];
-            check(row->sequence == i && row->position == slot.first + slot.count - 1,
-                  "a row of logits goes to the request it was computed for");
+        const LogitsRow* row = slot.samples ? &computed.logits[next_row++] : nullptr;
+        if (request.finish) {
+            continue;  // an adopter whose donor was found out earlier in this step
         }
 
         std::optional<Error> foreign;
@@ -671,7 +933,7 @@ void Engine::State::collect(std::vector<Output>& outputs, std::optional<Error>& 
             if (const auto poison = pool->find_poison(request.owner)) {
                 foreign = note_violation(request, *poison);
             } else {
-                outputs.push_back(end_faulty(
+                step.outputs.push_back(end_faulty(
                     request, FinishReason::error,
                     {ErrorCode::nonfinite, "the model computed NaN or infinity for request " +
                                                std::to_string(request.id()) + " at position " +
@@ -681,36 +943,72 @@ void Engine::State::collect(std::vector<Output>& outputs, std::optional<Error>& 
                 continue;
             }
         } else if (row != nullptr && !withheld) {
-            if (request.facts.completion_tokens == 0) {
+            foreign = check_slot(request, i, *row);
+            if (!foreign && request.source_due) {
                 foreign = check_source(request);
             }
             if (!foreign) {
-                outputs.push_back(sample(request, *row));
+                step.outputs.push_back(sample(request, *row));
             }
         }
         if (foreign) {
-            violation = violation ? violation : foreign;
-            outputs.push_back(end_faulty(request, FinishReason::violation, std::move(*foreign)));
-            settle(request);
+            end_violator(request, std::move(*foreign), step);
+        } else if (!withheld && !request.moved) {
+            publish(request);
         }
     }
     leases.clear();
+    computed.logits.clear();  // used, or never to be used
 }
 
-// Before the first sample: what was computed is what was admitted, position for position.
+// Its pages that are full now may be read by others of its scope.
+void Engine::State::publish(Request& request) {
+    const auto pages = static_cast<std::uint32_t>(request.facts.prefilled / kPageTokens);
+    if (request.scope == CacheScope::request || pages <= request.pages_offered) {
+        return;
+    }
+    while (request.page_digests.size() < pages) {
+        const std::size_t first = request.page_digests.size() * kPageTokens;
+        for (std::size_t i = first; i < first + kPageTokens; ++i) {
+            request.prefix.add(i, request.tokens[i]);
+        }
+        request.page_digests.push_back(request.prefix.digest(request.tenant->key));
+    }
+    tree->publish(request.owner, request.space(), request.scope,
+                  std::span(request.tokens).first(std::size_t{pages} * kPageTokens),
+                  request.page_digests);
+    request.pages_offered = pages;
+    request.facts.last_event = sink.numbered();
+}
+
+// The row of logits is the one computed for this request, in this step.
+std::optional<Error> Engine::State::check_slot(Request& request, std::size_t slot,
+                                               const LogitsRow& row) {
+    note(request, events::Slot{request.id(), slot, number(row.owner.request), row.step});
+    if (row.owner != request.owner || row.step != steps || row.sequence != slot ||
+        row.position + 1 != request.tokens.size()) {
+        return note_violation(request, {.kind = name_of(ViolationKind::consumed_mismatch)});
+    }
+    return std::nullopt;
+}
+
+// Before the first sample, and the first one after a preemption: what was computed is what was
+// admitted, position for position.
 std::optional<Error> Engine::State::check_source(Request& request) {
     const Digest256& key = request.tenant->key;
     const auto sourced = request.sourced.digest(key);
     note(request,
          events::Sourced{request.id(), request.sourced.positions(), sourced[0], sourced[1]});
-    if (sourced != request.admitted_digest ||
-        request.sourced.positions() != request.prompt_tokens) {
+    if (sourced != request.source_digest || request.sourced.positions() != request.source_target) {
         return note_violation(request, {.kind = name_of(ViolationKind::consumed_mismatch)});
     }
-    for (std::uint32_t layer = 0; layer < request.layers.size(); ++layer) {
-        note(request,
-             events::Layer{request.id(), static_cast<std::uint64_t>(Checkpoint::first_sample),
-                           layer, layer_digest(key, layer, request.layers[layer])});
+    request.source_due = false;
+    if (request.facts.completion_tokens == 0) {
+        for (std::uint32_t layer = 0; layer < request.layers.size(); ++layer) {
+            note(request,
+                 events::Layer{request.id(), static_cast<std::uint64_t>(Checkpoint::first_sample),
+                               layer, layer_digest(key, layer, request.layers[layer])});
+        }
     }
     return std::nullopt;
 }
@@ -719,6 +1017,9 @@ Output Engine::State::sample(Request& request, const LogitsRow& row) {
     Output output{.request = request.owner.request};
     if (request.facts.completion_tokens == 0 && request.top_logits > 0) {
         output.first_logits = top_logits(row.logits, request.top_logits);
+    }
+    if (request.facts.first_step == 0) {
+        request.facts.first_step = steps;
     }
     fold_row(request.facts.logits, row.digest, row.position);
     const std::uint64_t position = request.tokens.size();
@@ -731,6 +1032,9 @@ Output Engine::State::sample(Request& request, const LogitsRow& row) {
     request.sampler.accept(id);
     ++request.facts.completion_tokens;
 
+    if (request.logprobs > 0) {
+        output.logprobs = logprobs_of(row.logits, id, request.logprobs);
+    }
     Answer::Delta delta = request.answer.push(id);
     output.id = id;
     output.bytes = std::move(delta.bytes);
@@ -743,6 +1047,8 @@ Output Engine::State::sample(Request& request, const LogitsRow& row) {
     if (output.finish) {
         end(request, *output.finish);
         ended.push_back(&request);
+    } else if (config.split && !request.moved) {
+        request.moving = true;
     }
     return output;
 }
@@ -750,6 +1056,31 @@ Output Engine::State::sample(Request& request, const LogitsRow& row) {
 Output Engine::State::end_faulty(Request& request, FinishReason reason, Error error) {
     end(request, reason);
     return {.request = request.owner.request, .finish = reason, .error = std::move(error)};
+}
+
+// What it wrote is taken from everybody, and who had built on it ends too.
+void Engine::State::end_violator(Request& request, Error error, Step& step) {
+    const RequestId id = request.owner.request;
+    step.violation = step.violation ? step.violation : error;
+    step.outputs.push_back(end_faulty(request, FinishReason::violation, std::move(error)));
+    std::vector<Request*> adopters;
+    for (Request* other : scheduler.running()) {
+        if (other->facts.cached_tokens > 0 && pool->reads_rows_of(other->owner, id)) {
+            adopters.push_back(other);
+        }
+    }
+    settle(request);
+    // Their part of this step may still have to be looked at: their end is recorded by the next
+    // one.
+    for (Request* adopter : adopters) {
+        step.outputs.push_back(end_faulty(
+            *adopter, FinishReason::violation,
+            {ErrorCode::violation, "request " + std::to_string(adopter->id()) + " of tenant " +
+                                       adopter->tenant->name + " reads rows of request " +
+                                       std::to_string(number(id)) +
+                                       ", which was stopped for what it read"}));
+        ended.push_back(adopter);
+    }
 }
 
 Error Engine::State::note_violation(Request& request, const PageFinding& finding) {
@@ -794,19 +1125,24 @@ Result<std::vector<Output>> Engine::step() {
         return *state.stopped;
     }
     check(!state.finished, "a run that has ended makes no steps");
+    state.pass_deadlines();  // first, so that a re-execution can cancel where the record does
+    state.scrubs_left = state.config.scrub_pages;
     for (Request* request : std::exchange(state.ended, {})) {
         state.settle(*request);
     }
-    state.pool->scrub_drained(state.config.scrub_pages);
-    std::vector<Output> outputs;
-    std::optional<Error> violation;
-    state.announce_cancelled(outputs);
-    state.admit_waiting(outputs);
-    state.plan();
+    state.scrub(state.scrubs_left);
+    State::Step step;
+    state.announce_cancelled(step);
+    state.move_rows(step);
+    state.grow_decodes();
+    state.admit_waiting(step);
+    state.note_waiting();
+    state.scheduler.plan(state.slots);
     if (!state.slots.empty()) {
         state.compute();
-        state.collect(outputs, violation);
+        state.collect(step);
     }
+    std::optional<Error>& violation = step.violation;
 
     const Status committed = state.sink.commit();
     // Both may have seen the same violation; the engine's own words name more. Any other failure
@@ -818,7 +1154,7 @@ Result<std::vector<Output>> Engine::step() {
     if (told) {
         return state.stop(std::move(*violation));
     }
-    return outputs;
+    return std::move(step.outputs);
 }
 
 Status Engine::finish() {
@@ -827,17 +1163,21 @@ Status Engine::finish() {
         return *state.stopped;
     }
     check(!state.finished, "a run ends once");
-    std::vector<Request*> unfinished = state.active;
-    unfinished.insert(unfinished.end(), state.queue.begin(), state.queue.end());
+    std::vector<Request*> unfinished = state.scheduler.running();
+    const std::vector<Request*> waiting = state.scheduler.all_waiting();
+    unfinished.insert(unfinished.end(), waiting.begin(), waiting.end());
     for (Request* request : unfinished) {
         cancel(request->owner.request);
     }
-    state.ended.insert(state.ended.end(), state.cancelled.begin(), state.cancelled.end());
-    state.cancelled.clear();
-    for (Request* request : std::exchange(state.ended, {})) {
-        state.settle(*request);
+    // Steps that compute nothing: a re-execution, which sees the cancels one by one, makes the
+    // same.
+    while (!idle()) {
+        if (const auto tidied = step(); !tidied) {
+            return tidied.error();
+        }
     }
-    state.pool->scrub_drained(state.pool->pages_total());
+    state.tree->clear();
+    state.pool->scrub_drained(state.pool->pages_draining());
     const PagePool::Counters counters = state.pool->counters();
     state.sink.note(
         Event::of(events::RunEnd{state.requests_submitted, state.steps, counters.rows_read,
@@ -860,6 +1200,9 @@ RequestFacts Engine::facts(RequestId request) const {
 }
 
 std::uint64_t Engine::events_noted() const { return state_->sink.numbered(); }
+std::uint64_t Engine::steps() const { return state_->steps; }
+std::chrono::nanoseconds Engine::forward_time() const { return state_->forward_time; }
+std::size_t Engine::waiting() const { return state_->scheduler.waiting(); }
 const EngineConfig& Engine::config() const { return state_->config; }
 PagePool& Engine::pool() { return *state_->pool; }
 

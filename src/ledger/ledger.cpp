@@ -14,7 +14,6 @@ namespace kvw {
 namespace {
 
 constexpr std::uint64_t kTilesMax = 1u << 20;
-constexpr std::size_t kPoolsMax = 64;
 constexpr std::size_t kFaultsKept = 64;
 constexpr std::size_t kNameBytesMax = 64;
 
@@ -125,9 +124,12 @@ void Ledger::apply(const Event& event, std::uint64_t event_number) {
             return;
         case EventKind::finish:
             return on_finish(event);
+        case EventKind::preempt:
+            return on_preempt(event);
+        case EventKind::resume:
+            return on_resume(event);
         case EventKind::reserve:
-            running(event.fields[0], "reserve");
-            return;
+            return on_reserve(event);
         case EventKind::alloc:
             return on_alloc(event);
         case EventKind::poison_check:
@@ -139,8 +141,13 @@ void Ledger::apply(const Event& event, std::uint64_t event_number) {
         case EventKind::scrub:
             return on_scrub(event);
         case EventKind::quarantine:
-            page_at(event.fields[0], "quarantine");
-            return;
+            return on_quarantine(event);
+        case EventKind::share:
+            return on_share(event);
+        case EventKind::adopt:
+            return on_adopt(event);
+        case EventKind::evict:
+            return on_evict(event);
         case EventKind::step:
             return on_step(event);
         case EventKind::rows:
@@ -154,7 +161,7 @@ void Ledger::apply(const Event& event, std::uint64_t event_number) {
         case EventKind::loaded:
             return on_loaded(event);
         case EventKind::layer:
-            running(event.fields[0], "layer");
+            begun(event.fields[0], "layer");
             return;
         case EventKind::sample:
             return on_sample(event);
@@ -162,6 +169,10 @@ void Ledger::apply(const Event& event, std::uint64_t event_number) {
             return on_bytes(event, &Request::rendered, &Request::emitted);
         case EventKind::emitted:
             return on_bytes(event, &Request::emitted, &Request::rendered);
+        case EventKind::transfer:
+            return on_transfer(event);
+        case EventKind::slot:
+            return on_slot(event);
         case EventKind::fault:
             if (faults_.size() < kFaultsKept) {
                 faults_.emplace_back(event.bytes.substr(0, kNameBytesMax));
@@ -200,7 +211,9 @@ void Ledger::finish(bool closed) {
     struct Lost {
         std::uint64_t page = 0, pages = 0;
     };
-    std::map<std::uint64_t, Lost> lost;  // by owner: one violation names its first page
+    // By owner: one violation names its first page. A page that only the prefix tree still has
+    // counts as its writer's.
+    std::map<std::uint64_t, Lost> lost;
     for (std::size_t page = 0; page < pages_.size(); ++page) {
         if (pages_[page].state == PageState::owned) {
             Lost& of_owner = lost[pages_[page].request];
@@ -215,8 +228,9 @@ void Ledger::finish(bool closed) {
                 .reader = owner_of(page),
                 .page = found.page,
                 .generation = page.generation,
-                .detail =
-                    str(found.pages) + " pages of request " + str(request) + " were never freed"});
+                .detail = str(found.pages) + " pages that request " + str(request) +
+                          " wrote were never given back" +
+                          (page.slot == kNone ? "; the first one is still shared" : "")});
     }
 }
 
@@ -252,9 +266,9 @@ std::string_view Ledger::tenant_name(TenantId id) const {
 
 std::uint32_t Ledger::last_tenant() const { return static_cast<std::uint32_t>(tallies_.size()); }
 
-bool Ledger::prompt_expected(RequestId request) const {
+bool Ledger::source_expected(RequestId request) const {
     const auto found = slots_of_.find(number(request));
-    return found != slots_of_.end() && slots_[found->second].samples == 0 &&
+    return found != slots_of_.end() && slots_[found->second].source_due &&
            slots_[found->second].phase == Phase::admitted;
 }
 
@@ -264,10 +278,10 @@ std::optional<TableEntry> Ledger::table_entry(RequestId request, std::uint64_t i
         return std::nullopt;
     }
     const Request& open = slots_[found->second];
-    if (open.irregular || index >= open.table.size()) {
+    if (open.table.irregular || index >= open.table.entries.size()) {
         return std::nullopt;
     }
-    return open.table[index];
+    return open.table.entries[index];
 }
 
 void Ledger::on_run(const Event& event) {
@@ -298,6 +312,7 @@ void Ledger::on_model(const Event& event) {
         for (std::uint32_t head = 0; head < model.heads; ++head) {
             read_factor_ += access_factor(layer, head, AccessKind::read);
             write_factor_ += access_factor(layer, head, AccessKind::write);
+            move_factor_ += access_factor(layer, head, AccessKind::move);
             scrub_factor_ += access_factor(layer, head, AccessKind::scrub) * kPageTokens;
         }
     }
@@ -308,19 +323,20 @@ void Ledger::on_model(const Event& event) {
 
 void Ledger::on_pool(const Event& event) {
     const auto pool = event.as<events::Pool>();
-    if (pools_.size() == kPoolsMax || pool.first_page > kLedgerPagesMax ||
-        pool.pages > kLedgerPagesMax - pool.first_page) {
+    if (pool.first_page > kLedgerPagesMax || pool.pages > kLedgerPagesMax - pool.first_page) {
         return gap({}, "a pool of " + str(pool.pages) + " pages from page " + str(pool.first_page) +
                            "; this reader follows up to " + str(kLedgerPagesMax));
     }
-    for (const Pool& other : pools_) {
-        if (pool.first_page < other.first_page + other.pages &&
-            other.first_page < pool.first_page + pool.pages) {
-            return gap({},
-                       "two pools hold page " + str(std::max(pool.first_page, other.first_page)));
-        }
+    if (pool.pool >= pools_.size() || pool.group != 0 || pools_[pool.pool].pages > 0) {
+        return gap({}, "a pool with number " + str(pool.pool) + " for group " + str(pool.group) +
+                           "; this reader follows one with number 0 and one with number 1");
     }
-    pools_.push_back({pool.first_page, pool.pages});
+    const Pool& other = pools_[1 - pool.pool];
+    if (pool.first_page < other.first_page + other.pages &&
+        other.first_page < pool.first_page + pool.pages) {
+        return gap({}, "two pools hold page " + str(std::max(pool.first_page, other.first_page)));
+    }
+    pools_[pool.pool] = {pool.first_page, pool.pages};
 }
 
 void Ledger::on_tenant(const Event& event) {
@@ -378,8 +394,30 @@ void Ledger::on_submit(const Event& event) {
         slots_free_.pop_back();
     }
     slots_of_.emplace(submit.request, slot);
-    slots_[slot].owner = owner;
-    slots_[slot].prompt_tokens = submit.prompt_tokens;
+    Request& request = slots_[slot];
+    request.owner = owner;
+    request.prompt_tokens = submit.prompt_tokens;
+    request.session = submit.session;
+    request.scope = static_cast<CacheScope>(submit.scope);
+    if (submit.scope > static_cast<std::uint64_t>(CacheScope::tenant) ||
+        (request.scope == CacheScope::session && submit.session == 0)) {
+        request.scope = CacheScope::request;
+        gap(owner, "request " + str(submit.request) + " is submitted with scope number " +
+                       str(submit.scope) + " and session " + str(submit.session));
+    }
+    if (submit.session == 0) {
+        return;
+    }
+    if (submit.session == session_tenants_.size() + 1 && submit.session <= kLedgerSessionsMax) {
+        session_tenants_.push_back(number(owner.tenant));
+    } else if (submit.session > session_tenants_.size()) {
+        gap(owner,
+            "session number " + str(submit.session) + " after " + str(session_tenants_.size()));
+    } else if (session_tenants_[submit.session - 1] != number(owner.tenant)) {
+        gap(owner, "session " + str(submit.session) + " is one of tenant number " +
+                       str(session_tenants_[submit.session - 1]) + ", request " +
+                       str(submit.request) + " is of tenant number " + str(submit.tenant));
+    }
 }
 
 void Ledger::on_reject(const Event& event) {
@@ -389,6 +427,11 @@ void Ledger::on_reject(const Event& event) {
         return;
     }
     ++counts_.rejects;
+    if (reject.reason < static_cast<std::uint64_t>(RejectReason::exceed_context_size) ||
+        reject.reason > static_cast<std::uint64_t>(RejectReason::malformed)) {
+        gap(request->owner, "request " + str(reject.request) + " is refused for reason number " +
+                                str(reject.reason));
+    }
     if (request->phase != Phase::submitted) {
         return gap(request->owner,
                    "request " + str(reject.request) + " is refused after it was admitted");
@@ -412,8 +455,75 @@ void Ledger::on_admit(const Event& event) {
     }
     request->phase = Phase::admitted;
     request->rows_max = admit.rows;
-    request->admitted0 = admit.admitted0;
-    request->admitted1 = admit.admitted1;
+    request->source0 = admit.admitted0;
+    request->source1 = admit.admitted1;
+    request->source_positions = request->prompt_tokens;
+}
+
+void Ledger::on_preempt(const Event& event) {
+    const auto preempt = event.as<events::Preempt>();
+    Request* request = running(preempt.request, "preempt");
+    if (request == nullptr) {
+        return;
+    }
+    ++counts_.preemptions;
+    if (request->witness_due) {
+        request->witness_due = false;
+        gap(request->owner,
+            "request " + str(preempt.request) + " is preempted without the witness of its rows",
+            ProofLayer::kernel);
+    }
+    const std::uint64_t positions = request->prompt_tokens + request->samples;
+    if (preempt.positions != positions) {
+        ends(ViolationKind::consumed_mismatch, *request,
+             "it is preempted with " + str(preempt.positions) +
+                 " positions to compute anew, it has " + str(positions));
+    } else if (positions == request->source_positions &&
+               (preempt.digest0 != request->source0 || preempt.digest1 != request->source1)) {
+        ends(ViolationKind::consumed_mismatch, *request,
+             "the " + str(positions) + " tokens to compute anew are not those it had");
+    }
+    request->phase = Phase::preempted;
+    request->was_preempted = true;
+    request->source_due = true;
+    request->slot_ready = false;
+    request->source0 = preempt.digest0;
+    request->source1 = preempt.digest1;
+    request->source_positions = positions;
+}
+
+void Ledger::on_resume(const Event& event) {
+    const std::uint64_t id = event.as<events::Resume>().request;
+    Request* request = open(id, "resume");
+    if (request == nullptr) {
+        return;
+    }
+    if (request->phase != Phase::preempted) {
+        return gap(request->owner, "request " + str(id) + " resumes and was not preempted");
+    }
+    request->phase = Phase::admitted;
+    if (request->pages_held > 0) {
+        return gap(request->owner, "request " + str(id) + " resumes and still has " +
+                                       str(request->pages_held) + " pages");
+    }
+    entries_ -= request->table.entries.size() + request->other.entries.size();
+    for (Table* table : {&request->table, &request->other}) {
+        table->entries.clear();
+        table->marked.clear();
+        table->written.clear();
+        table->irregular = false;
+        table->length = 0;
+    }
+    request->seats.clear();
+    request->on_decode = false;
+}
+
+void Ledger::on_reserve(const Event& event) {
+    const auto reserve = event.as<events::Reserve>();
+    const Request* request = running(reserve.request, "reserve");
+    if (request != nullptr && (reserve.pool >= pools_.size() || pools_[reserve.pool].pages == 0)) {
+        gap(request->owner, "pages of pool " + str(reserve.pool) + ", which there is not");
+    }
 }
 
 void Ledger::on_sourced(const Event& event) {
@@ -424,24 +534,48 @@ void Ledger::on_sourced(const Event& event) {
     }
     ++counts_.sources;
     const std::uint64_t positions = request->prompt_tokens + request->samples;
-    if (request->sourced > 0 && !request->preempted) {
-        ends(ViolationKind::consumed_mismatch, *request,
-             "its positions are sourced " + str(request->sourced + 1) + " times");
+    if (!request->source_due) {
+        ends(ViolationKind::consumed_mismatch, *request, "its positions are sourced again");
     } else if (sourced.positions != positions) {
         ends(ViolationKind::consumed_mismatch, *request,
              str(sourced.positions) + " positions are sourced, " + str(positions) +
                  " were admitted");
-    } else if (request->length != positions) {
+    } else if (request->table.length != positions) {
         ends(ViolationKind::consumed_mismatch, *request,
-             str(positions) + " positions are sourced, " + str(request->length) +
+             str(positions) + " positions are sourced, " + str(request->table.length) +
                  " rows were written");
-    } else if (request->samples == 0 &&
-               (sourced.sourced0 != request->admitted0 || sourced.sourced1 != request->admitted1)) {
+    } else if (sourced.sourced0 != request->source0 || sourced.sourced1 != request->source1) {
         ends(ViolationKind::consumed_mismatch, *request,
-             "the tokens consumed are not the " + str(positions) + " admitted");
+             "the tokens consumed are not the " + str(positions) +
+                 (request->was_preempted ? " it was preempted with" : " admitted"));
     }
-    ++request->sourced;
-    request->preempted = false;
+    request->source_due = false;
+}
+
+void Ledger::on_slot(const Event& event) {
+    const auto slot = event.as<events::Slot>();
+    Request* request = running(slot.request, "slot");
+    if (request == nullptr) {
+        return;
+    }
+    ++counts_.slots;
+    if (slot.stamped_request != slot.request || slot.stamped_step != step_) {
+        ends(ViolationKind::consumed_mismatch, *request,
+             "the slot it takes in step " + str(step_) + " carries the stamp of request " +
+                 str(slot.stamped_request) + " and step " + str(slot.stamped_step));
+    } else if (request->rows_step != step_ || request->slot_row != slot.slot) {
+        ends(
+            ViolationKind::consumed_mismatch, *request,
+            "it takes slot " + str(slot.slot) + " in step " + str(step_) +
+                (request->rows_step != step_ ? ", which computed no rows of it"
+                                             : ", its rows are in slot " + str(request->slot_row)));
+    } else if (request->slot_step == step_) {
+        gap(request->owner,
+            "request " + str(slot.request) + " takes two slots in step " + str(step_),
+            ProofLayer::ends);
+    }
+    request->slot_step = step_;
+    request->slot_ready = true;
 }
 
 void Ledger::on_sample(const Event& event) {
@@ -457,19 +591,24 @@ void Ledger::on_sample(const Event& event) {
             "a token of request " + str(sample.request) + " without the witness of its rows",
             ProofLayer::kernel);
     }
+    if (options_.slots && (!request->slot_ready || request->slot_step != step_)) {
+        gap(request->owner,
+            "a token of request " + str(sample.request) + " without the slot it comes from",
+            ProofLayer::ends);
+    }
+    request->slot_ready = false;
     const std::uint64_t position = request->prompt_tokens + request->samples;
-    if (request->sourced == 0 || request->preempted) {
+    if (request->source_due) {
         ends(ViolationKind::consumed_mismatch, *request,
              "a token at position " + str(sample.position) + " before its prompt was sourced");
-        request->sourced = std::max<std::uint64_t>(request->sourced, 1);  // said once
-        request->preempted = false;
+        request->source_due = false;  // said once
     } else if (sample.position != position) {
         gap(request->owner,
             "a token at position " + str(sample.position) + ", the next one is " + str(position),
             ProofLayer::ends);
-    } else if (request->length != position) {
+    } else if (request->table.length != position) {
         ends(ViolationKind::consumed_mismatch, *request,
-             "a token at position " + str(position) + " after " + str(request->length) +
+             "a token at position " + str(position) + " after " + str(request->table.length) +
                  " rows were written");
     }
     for (const std::uint32_t index : request->violations) {
@@ -480,7 +619,7 @@ void Ledger::on_sample(const Event& event) {
 
 void Ledger::on_bytes(const Event& event, Bytes Request::*mine, Bytes Request::*other) {
     const auto answer = event.as<events::Rendered>();  // emitted has the same fields
-    Request* request = running(answer.request, "answer bytes");
+    Request* request = begun(answer.request, "answer bytes");
     if (request == nullptr) {
         return;
     }
@@ -528,6 +667,12 @@ void Ledger::on_finish(const Event& event) {
                 str(request->prompt_tokens),
             ProofLayer::ends);
     }
+    if (finish.cached_tokens != request->adopts * kPageTokens) {
+        gap(request->owner,
+            "request " + str(finish.request) + " ends with " + str(finish.cached_tokens) +
+                " cached tokens, it adopted " + str(request->adopts * kPageTokens),
+            ProofLayer::ends);
+    }
     if (finish.completion_tokens != request->samples) {
         ends(ViolationKind::emitted_not_sampled, *request,
              str(finish.completion_tokens) + " tokens were answered, " + str(request->samples) +
@@ -543,8 +688,14 @@ void Ledger::on_finish(const Event& event) {
              "it ends with " + str(finish.bytes_out) + " bytes, " + str(request->emitted.count) +
                  " were emitted");
     }
+    if (request->witness_due) {
+        gap(request->owner,
+            "request " + str(finish.request) + " ends without the witness of its rows",
+            ProofLayer::kernel);
+    }
     compare_witness(*request, finish.witness, std::numeric_limits<std::uint64_t>::max());
     request->phase = Phase::finished;
+    request->finish_reason = static_cast<FinishReason>(finish.reason);
     if (request->pages_held == 0) {
         release(slots_of_.at(finish.request));
     }
@@ -585,7 +736,7 @@ void Ledger::on_run_end(const Event& event) {
 
 Ledger::Request* Ledger::find(std::uint64_t request) {
     Found& found = found_[request % kFoundSize];
-    if (found.request == request && found.slot != kNoSlot) {
+    if (found.request == request && found.slot != kNone) {
         return &slots_[found.slot];
     }
     const auto known = slots_of_.find(request);
@@ -608,7 +759,7 @@ Ledger::Request* Ledger::open(std::uint64_t request, const char* what) {
     return nullptr;
 }
 
-Ledger::Request* Ledger::running(std::uint64_t request, const char* what) {
+Ledger::Request* Ledger::begun(std::uint64_t request, const char* what) {
     Request* found = open(request, what);
     if (found != nullptr && found->phase == Phase::submitted) {
         gap(found->owner,
@@ -618,19 +769,48 @@ Ledger::Request* Ledger::running(std::uint64_t request, const char* what) {
     return found;
 }
 
+Ledger::Request* Ledger::running(std::uint64_t request, const char* what) {
+    Request* found = find(request);
+    if (found != nullptr && found->phase == Phase::admitted) [[likely]] {
+        return found;
+    }
+    found = begun(request, what);
+    if (found != nullptr) {
+        gap(found->owner, std::string(what) + " of request " + str(request) +
+                              ", which was preempted and did not resume");
+    }
+    return nullptr;
+}
+
 void Ledger::release(std::uint32_t slot) {
     Request& request = slots_[slot];
     const std::uint64_t id = number(request.owner.request);
-    entries_ -= request.table.size();
+    entries_ -= request.table.entries.size() + request.other.entries.size();
     Request empty;
-    empty.table.swap(request.table);  // its memory serves the next request
-    empty.table.clear();
+    for (auto [from, to] : {std::pair(&request.table.entries, &empty.table.entries),
+                            std::pair(&request.other.entries, &empty.other.entries)}) {
+        to->swap(*from);  // its memory serves the next request
+        to->clear();
+    }
+    empty.seats.swap(request.seats);
+    empty.seats.clear();
     request = std::move(empty);
     slots_of_.erase(id);
     if (Found& found = found_[id % kFoundSize]; found.request == id) {
         found = {};
     }
     slots_free_.push_back(slot);
+}
+
+void Ledger::let_go(std::uint32_t slot) {
+    Request& request = slots_[slot];
+    if (--request.pages_held == 0 && request.phase == Phase::finished) {
+        release(slot);
+    }
+}
+
+std::uint32_t Ledger::slot_of(const Request& request) const {
+    return static_cast<std::uint32_t>(&request - slots_.data());
 }
 
 void Ledger::report(Violation violation) {

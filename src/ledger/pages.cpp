@@ -41,7 +41,7 @@ void Ledger::on_alloc(const Event& event) {
                 .row_end = rows,
                 .detail = "page " + str(alloc.page) + " goes to request " + str(alloc.request) +
                           " while request " + str(page->request) + " has it"});
-        take_from_owner(*page);
+        take_from_holders(*page);
     } else if (page->state != PageState::scrubbed) {
         const bool virgin = page->state == PageState::virgin;
         report({.kind = ViolationKind::missing_scrub,
@@ -58,6 +58,9 @@ void Ledger::on_alloc(const Event& event) {
             writers_of(*page);
         }
     }
+    if (page->quarantined) {
+        gap(owner, "page " + str(alloc.page) + " is handed out, which was in quarantine");
+    }
     if (!page->poison_checked) {
         gap(owner, "page " + str(alloc.page) + " is handed out without a look at its poison",
             ProofLayer::kernel);
@@ -72,44 +75,42 @@ void Ledger::on_alloc(const Event& event) {
     page->state = PageState::owned;
     page->rows = 0;
     page->poison_checked = false;
-    page->slot = kNoSlot;
-    // take_from_owner() may have let go of the only request that had the page.
+    page->taken_away = page->spoilt = false;
+    page->slot = kNone;
+    // take_from_holders() may have let go of the only request that had the page.
     request = request != nullptr ? find(alloc.request) : nullptr;
     if (request == nullptr) {
         return;
     }
-    if (request->pages_held == 0 && !request->table.empty()) {  // preempted: it starts anew
-        entries_ -= request->table.size();
-        request->table.clear();
-        request->marked.clear();
-        request->late_writes.clear();
-        request->irregular = false;
-        request->length = 0;
-    }
     ++request->version;
-    if (alloc.group != 0 || alloc.index != request->table.size()) {
+    const bool decode = on_decode_side(alloc.page);
+    Table& table = table_of(*request, decode);
+    if (alloc.group != 0 || alloc.index != table.entries.size()) {
         gap(owner, "page " + str(alloc.page) + " becomes entry " + str(alloc.index) + " of group " +
-                       str(alloc.group) + ", the next one is " + str(request->table.size()) +
+                       str(alloc.group) + ", the next one is " + str(table.entries.size()) +
                        " of group 0");
     }
     if (entries_ == kLedgerPagesMax) {
         return gap(owner, "tables with more than " + str(kLedgerPagesMax) + " entries");
     }
-    page->slot = static_cast<std::uint32_t>(request - slots_.data());
-    page->index = static_cast<std::uint32_t>(request->table.size());
-    TableEntry entry{.mix = page_mix(page->tenant, page->request, page->generation,
-                                     static_cast<std::uint32_t>(alloc.page)),
-                     .page = static_cast<std::uint32_t>(alloc.page),
-                     .generation = page->generation};
-    if (!request->table.empty()) {
-        entry.before = request->table.back().before + request->table.back().mix;
-    }
-    request->table.push_back(entry);
+    page->slot = slot_of(*request);
+    page->index = static_cast<std::uint32_t>(table.entries.size());
+    push_entry(table, *page);
     ++request->pages_held;
-    ++entries_;
     if (page->irregular) {
-        mark(page->slot, page->index);
+        mark(page->slot, decode, page->index);
     }
+}
+
+void Ledger::push_entry(Table& table, const Page& page) {
+    TableEntry entry{.mix = page_mix(page.tenant, page.request, page.generation, number_of(page)),
+                     .page = number_of(page),
+                     .generation = page.generation};
+    if (!table.entries.empty()) {
+        entry.before = table.entries.back().before + table.entries.back().mix;
+    }
+    table.entries.push_back(entry);
+    ++entries_;
 }
 
 void Ledger::on_poison_check(const Event& event) {
@@ -137,30 +138,80 @@ void Ledger::on_free(const Event& event) {
     if (page == nullptr) {
         return;
     }
-    if (page->state != PageState::owned || page->request != free.request) {
-        return gap(
-            {{}, RequestId(free.request)},
-            "request " + str(free.request) + " frees page " + str(free.page) +
-                (page->state == PageState::owned ? ", which is request " + str(page->request) + "'s"
-                                                 : ", which is free"));
+    Request* holder = find(free.request);
+    const bool by_owner = page->state == PageState::owned && page->request == free.request &&
+                          (page->slot != kNone || page->share == kNone);
+    const bool by_reader = !by_owner && holder != nullptr && is_reader(*page, *holder);
+    if (!by_owner && !by_reader) {
+        return gap({{}, RequestId(free.request)},
+                   "request " + str(free.request) + " frees page " + str(free.page) +
+                       (page->state != PageState::owned ? ", which is free"
+                        : page->request == free.request
+                            ? ", which it let go of"
+                            : ", which is request " + str(page->request) + "'s"));
     }
-    page->rows = static_cast<std::uint8_t>(rows_in(*page));
-    page->state = PageState::freed;
-    const std::uint32_t slot = page->slot;
-    page->slot = kNoSlot;
-    if (slot == kNoSlot) {
+    if (holder != nullptr) {
+        check_free(*holder, *page, free.reason);
+    }
+    std::uint32_t index = page->index;
+    bool had_entry = true;
+    if (by_owner) {
+        page->rows = static_cast<std::uint8_t>(rows_in(*page));
+        had_entry = page->slot != kNone;
+        page->slot = kNone;
+    } else {
+        index = shares_[page->share].index;
+        leave_share(*page, slot_of(*holder));
+    }
+    if (page->slot == kNone && page->share == kNone) {
+        page->state = PageState::freed;
+    }
+    if (holder == nullptr || !had_entry) {
         return;
     }
-    Request& owner = slots_[slot];
-    --owner.pages_held;
-    if (owner.phase == Phase::finished) {
-        if (owner.pages_held == 0) {
-            release(slot);
-        }
-        return;
+    const bool decode = on_decode_side(free.page);
+    if (holder->phase == Phase::admitted && decode == holder->on_decode) {
+        mark(slot_of(*holder), decode, index);  // it may still be read
     }
-    mark(slot, page->index);
-    owner.preempted |= free.reason == static_cast<std::uint64_t>(FreeReason::preempted);
+    let_go(slot_of(*holder));
+}
+
+void Ledger::check_free(const Request& request, const Page& page, std::uint64_t reason) {
+    const auto is = [&](FreeReason expected) {
+        return reason == static_cast<std::uint64_t>(expected);
+    };
+    bool fits = false;
+    switch (request.phase) {
+        case Phase::submitted:
+            break;
+        case Phase::admitted:
+            fits = is(FreeReason::transferred) && request.on_decode &&
+                   !on_decode_side(number_of(page));
+            break;
+        case Phase::preempted:
+            fits = is(FreeReason::preempted);
+            break;
+        case Phase::finished:
+            switch (request.finish_reason) {
+                case FinishReason::cancelled:
+                case FinishReason::deadline:
+                    fits = is(FreeReason::cancelled);
+                    break;
+                case FinishReason::error:
+                    fits = is(FreeReason::error);
+                    break;
+                case FinishReason::violation:
+                    fits = is(FreeReason::violation);
+                    break;
+                default:
+                    fits = is(FreeReason::finished);
+            }
+    }
+    if (!fits) {
+        gap(request.owner, "request " + str(number(request.owner.request)) + " frees page " +
+                               str(number_of(page)) + " for reason number " + str(reason) +
+                               ", which is not where it stands");
+    }
 }
 
 void Ledger::on_drain(const Event& event) {
@@ -168,11 +219,28 @@ void Ledger::on_drain(const Event& event) {
     if (page == nullptr) {
         return;
     }
-    if (page->state != PageState::freed) {
+    if (page->state == PageState::owned) {
+        return take_away(*page, "drains");
+    }
+    if (page->state != PageState::freed || page->quarantined) {
         return gap(owner_of(*page),
                    "page " + str(number_of(*page)) + " drains and was not just freed");
     }
     page->state = PageState::drained;
+}
+
+void Ledger::on_quarantine(const Event& event) {
+    Page* page = page_at(event.as<events::Quarantine>().page, "quarantine");
+    if (page == nullptr) {
+        return;
+    }
+    if (page->state == PageState::owned) {
+        take_away(*page, "goes into quarantine");
+    } else if (page->quarantined || page->state == PageState::virgin) {
+        gap(owner_of(*page),
+            "page " + str(number_of(*page)) + " goes into quarantine and is in nobody's hands");
+    }
+    page->quarantined = true;
 }
 
 void Ledger::on_scrub(const Event& event) {
@@ -199,8 +267,11 @@ void Ledger::on_scrub(const Event& event) {
             gap(owner_of(*page), "page " + str(scrub.page) + " is scrubbed before it was drained");
             break;
         case PageState::owned:
-            gap(owner_of(*page), "page " + str(scrub.page) + " is scrubbed while it is in use");
+            take_away(*page, "is scrubbed");
             break;
+    }
+    if (page->quarantined) {
+        gap(owner_of(*page), "page " + str(scrub.page) + " is scrubbed in quarantine");
     }
     if (scrub.witness != (expected & kLow32)) {
         scrub_mismatch_ = true;
@@ -216,9 +287,6 @@ void Ledger::on_scrub(const Event& event) {
     if (page->state == PageState::owned) {
         if (PageWriters* writers = writers_of(*page); writers != nullptr) {
             *writers = {};
-        }
-        if (page->slot != kNoSlot) {
-            mark(page->slot, page->index);
         }
         return;
     }
@@ -286,28 +354,37 @@ void Ledger::on_rows(const Event& event) {
             ProofLayer::kernel);
     }
     request.witness_due = true;
+    request.rows_step = step_;
+    request.slot_row = static_cast<std::uint32_t>(step_rows_ - 1);
     const std::uint64_t start = rows.end - rows.count;
-    const std::uint64_t capacity = request.table.size() * kPageTokens;
-    if (request.irregular || start != request.length || rows.end > capacity) [[unlikely]] {
+    std::uint64_t capacity = request.table.capacity();
+    if (request.table.irregular || start != request.table.length || rows.end > capacity)
+        [[unlikely]] {
+        if (!request.on_decode && request.other.length > 0) {
+            go_to_decode(request);
+            capacity = request.table.capacity();
+        }
         if (rows.end > capacity) {
             gap(request.owner, "request " + str(rows.request) + " reads up to row " +
                                    str(rows.end) + " through a table of " + str(capacity) +
                                    " rows");
         }
-        write_closely(request, std::min(start, capacity), std::min(rows.end, capacity));
-        read_closely(request, std::min(rows.end, capacity));
+        const std::uint64_t end = std::min(rows.end, capacity);
+        write_closely(request, request.on_decode, std::min(start, capacity), end);
+        read_closely(request, request.on_decode, 0, end);
     }
     count_rows(request, start, rows.end);
-    request.length = std::min(std::max(request.length, rows.end), capacity);
+    request.table.length = std::min(std::max(request.table.length, rows.end), capacity);
 }
 
 void Ledger::count_rows(Request& request, std::uint64_t start, std::uint64_t end) {
     counts_.rows_covered += tiles_ * rows_seen(start, end);
     counts_.rows_written += tiles_ * (end - start);
     std::uint64_t read = 0, written = 0;  // page_mix times rows
-    end = std::min<std::uint64_t>(end, request.table.size() * kPageTokens);
+    const Table& table = request.table;
+    end = std::min(end, table.capacity());
     for (std::uint64_t at = start; at < end;) {
-        const TableEntry& entry = request.table[at / kPageTokens];
+        const TableEntry& entry = table.entries[at / kPageTokens];
         const std::uint64_t page_begin = at / kPageTokens * kPageTokens;
         const std::uint64_t stop = std::min(end, page_begin + kPageTokens);
         read += entry.before * kPageTokens * (stop - at) +
@@ -318,101 +395,118 @@ void Ledger::count_rows(Request& request, std::uint64_t start, std::uint64_t end
     request.witness += read * read_factor_ + written * write_factor_;
 }
 
-void Ledger::write_closely(Request& request, std::uint64_t start, std::uint64_t end) {
-    const std::uint32_t slot = static_cast<std::uint32_t>(&request - slots_.data());
-    if (start < request.length) {
+void Ledger::write_closely(Request& request, bool decode, std::uint64_t start, std::uint64_t end) {
+    Table& table = table_of(request, decode);
+    if (start < table.length) {
         gap(request.owner, "request " + str(number(request.owner.request)) + " writes row " +
-                               str(start) + " again, it has " + str(request.length));
+                               str(start) + " again, it has " + str(table.length));
     }
     // Rows that were skipped: from here on the length does not say what is written.
-    for (std::uint64_t i = request.length / kPageTokens; i * kPageTokens < start; ++i) {
-        Page& page = pages_[request.table[i].page];
-        if (page.slot == slot && page.index == i && writers_of(page) != nullptr) {
-            mark(slot, static_cast<std::uint32_t>(i));
+    for (std::uint64_t i = table.length / kPageTokens; i * kPageTokens < start; ++i) {
+        const auto index = static_cast<std::uint32_t>(i);
+        Page& page = pages_[table.entries[i].page];
+        if (owns(request, page, index) && writers_of(page) != nullptr) {
+            mark(page.slot, decode, index);
         }
     }
     for (std::uint64_t at = start; at < end;) {
-        const std::uint32_t index = static_cast<std::uint32_t>(at / kPageTokens);
+        const auto index = static_cast<std::uint32_t>(at / kPageTokens);
         const std::uint64_t page_begin = std::uint64_t{index} * kPageTokens;
         const std::uint64_t stop = std::min(end, page_begin + kPageTokens);
-        Page& page = pages_[request.table[index].page];
-        const bool mine = page.slot == slot && page.index == index;
-        if (!mine && request.late_writes.insert(index).second) {
-            report_rows(
-                ViolationKind::late_write, request,
-                page.request == 0 ? std::nullopt : std::optional(owner_of(page)), page,
-                static_cast<std::uint32_t>(at - page_begin),
-                static_cast<std::uint32_t>(stop - page_begin),
-                page.state == PageState::owned ? "which another owner has" : "which it let go of");
+        const auto row_begin = static_cast<std::uint32_t>(at - page_begin);
+        const auto row_end = static_cast<std::uint32_t>(stop - page_begin);
+        Page& page = pages_[table.entries[index].page];
+        const bool mine = owns(request, page, index);
+        const bool shared = page.share != kNone;
+        if ((!mine || shared) && table.written.insert(index).second) {
+            report_rows(ViolationKind::late_write, request,
+                        page.request == 0 ? std::nullopt : std::optional(owner_of(page)), page,
+                        row_begin, row_end,
+                        page.state != PageState::owned           ? "which it let go of"
+                        : reads_by_grant(request, decode, index) ? "which it may only read"
+                        : mine                                   ? "which it shares"
+                                                                 : "which another owner has");
         }
         if (!mine || page.irregular) {
             if (PageWriters* writers = writers_of(page); writers != nullptr) {
-                std::fill(writers->begin() + static_cast<std::ptrdiff_t>(at - page_begin),
-                          writers->begin() + static_cast<std::ptrdiff_t>(stop - page_begin),
+                std::fill(writers->begin() + row_begin, writers->begin() + row_end,
                           RowWriter{request.owner, page.generation});
             }
-            if (!mine && page.slot != kNoSlot) {
-                mark(page.slot, page.index);
+            if (!mine) {
+                mark_holders(page);
             }
         }
         at = stop;
     }
 }
 
-void Ledger::read_closely(Request& request, std::uint64_t end) {
-    for (auto it = request.marked.begin(); it != request.marked.end();) {
-        const std::uint64_t begin = std::uint64_t{*it} * kPageTokens;
-        if (begin >= end) {
-            break;
-        }
+void Ledger::read_closely(Request& request, bool decode, std::uint64_t begin, std::uint64_t end) {
+    std::set<std::uint32_t>& marked = table_of(request, decode).marked;
+    auto it = marked.lower_bound(static_cast<std::uint32_t>(begin / kPageTokens));
+    while (it != marked.end() && std::uint64_t{*it} * kPageTokens < end) {
+        const std::uint64_t page_begin = std::uint64_t{*it} * kPageTokens;
         const auto rows_end =
-            static_cast<std::uint32_t>(std::min<std::uint64_t>(kPageTokens, end - begin));
-        it = look_at(request, *it, rows_end) ? request.marked.erase(it) : std::next(it);
+            static_cast<std::uint32_t>(std::min<std::uint64_t>(kPageTokens, end - page_begin));
+        it = look_at(request, decode, *it, rows_end) ? marked.erase(it) : std::next(it);
     }
 }
 
-bool Ledger::look_at(const Request& request, std::uint32_t index, std::uint32_t rows_end) {
-    Page& page = pages_[request.table[index].page];
-    const auto found = writers_.find(number_of(page));
+bool Ledger::look_at(const Request& request, bool decode, std::uint32_t index,
+                     std::uint32_t rows_end) {
+    const TableEntry& entry = table_of(request, decode).entries[index];
+    Page& page = pages_[entry.page];
+    const auto found = writers_.find(entry.page);
     const PageWriters* writers = page.irregular ? &found->second : nullptr;
-    const bool mine =
-        page.slot == static_cast<std::uint32_t>(&request - slots_.data()) && page.index == index;
-    if (mine && writers == nullptr) {
+    const bool mine = owns(request, page, index) || reads_by_grant(request, decode, index);
+    if (mine && writers == nullptr && !page.taken_away) {
         return true;
     }
-    if (page.state != PageState::owned) {
+    const bool adopted = !decode && index < request.seats.size();
+    const bool granted_never = adopted && request.seats[index] == kNoGrant;
+    // Still the page that its alloc or adopt gave it, as its headers say.
+    const bool same_life = !granted_never && entry.mix == page_mix(page.tenant, page.request,
+                                                                   page.generation, entry.page);
+    if (page.state != PageState::owned || (!mine && same_life)) {
         std::optional<Owner> writer;
         if (writers != nullptr && (*writers)[0].owner.request != RequestId{}) {
             writer = (*writers)[0].owner;
-        } else if (writers == nullptr && page.rows > 0) {
+        } else if (writers == nullptr && rows_in(page) > 0) {
             writer = owner_of(page);
         }
-        report_rows(ViolationKind::freed_page, request, writer, page, 0, rows_end, "which is free");
+        report_rows(ViolationKind::freed_page, request, writer, page, 0, rows_end,
+                    page.state == PageState::owned ? "which it let go of" : "which is free");
         return true;
     }
     if (!mine) {
-        // Its owner is someone else, and whatever of its own the reader may still find there is no
-        // excuse.
+        // Its owner is someone else, and whatever the reader may still find there of its own, or of
+        // what it was once granted, is no excuse.
         const auto writer_of = [&](std::uint32_t row) {
-            const bool other = writers != nullptr && (*writers)[row].owner.request != RequestId{} &&
-                               (*writers)[row].owner != request.owner;
-            return other ? (*writers)[row].owner : owner_of(page);
+            if (writers == nullptr) {
+                return owner_of(page);
+            }
+            const RowWriter& left = (*writers)[row];
+            const bool other = left.owner.request != RequestId{} && left.owner != request.owner &&
+                               !(adopted && !granted_never && left.generation == entry.generation);
+            return other ? left.owner : owner_of(page);
         };
         for (std::uint32_t row = 0; row < rows_end;) {
             std::uint32_t stop = row + 1;
             while (stop < rows_end && writer_of(stop) == writer_of(row)) {
                 ++stop;
             }
-            const bool self = writer_of(row) == request.owner;
-            report_rows(self ? ViolationKind::stale_row : ViolationKind::foreign_row, request,
-                        writer_of(row), page, row, stop, "which another owner has");
+            const Owner writer = writer_of(row);
+            const ViolationKind kind = writer == request.owner ? ViolationKind::stale_row
+                                       : granted_never && writer.tenant == request.owner.tenant
+                                           ? ViolationKind::undeclared_share
+                                           : ViolationKind::foreign_row;
+            report_rows(kind, request, writer, page, row, stop, "which another owner has");
             row = stop;
         }
         return true;
     }
-    const RowWriter own{request.owner, page.generation};
+    const RowWriter own{owner_of(page), page.generation};
     bool reported = false;
-    for (std::uint32_t row = 0; row < rows_end;) {
+    for (std::uint32_t row = 0; writers != nullptr && row < rows_end;) {
         const RowWriter& writer = (*writers)[row];
         std::uint32_t stop = row + 1;
         while (stop < rows_end && (*writers)[stop] == writer) {
@@ -429,6 +523,11 @@ bool Ledger::look_at(const Request& request, std::uint32_t index, std::uint32_t 
             reported = true;
         }
         row = stop;
+    }
+    if (!reported && page.taken_away) {
+        report_rows(ViolationKind::freed_page, request, owner_of(page), page, 0, rows_end,
+                    "which was taken away from it");
+        reported = true;
     }
     if (reported) {
         return true;
@@ -480,13 +579,10 @@ void Ledger::on_witness_sum(const Event& event) {
     if (request == nullptr) {
         return;
     }
-    // A preempted request has let go of its rows; its length is kept until it starts anew.
-    const std::uint64_t length =
-        request->pages_held == 0 && request->preempted ? 0 : request->length;
-    if (witness.positions != length) {
+    if (witness.positions != request->table.length) {
         gap(request->owner,
             "a witness of request " + str(witness.request) + " over " + str(witness.positions) +
-                " positions, it has " + str(length),
+                " positions, it has " + str(request->table.length),
             ProofLayer::kernel);
     }
     compare_witness(*request, witness.sum, std::numeric_limits<std::uint64_t>::max());
@@ -501,8 +597,8 @@ void Ledger::compare_witness(Request& request, std::uint64_t recorded, std::uint
             .layer = ProofLayer::kernel,
             .reader = request.owner,
             .detail = "the headers that the kernels loaded for request " +
-                      str(number(request.owner.request)) + " up to row " + str(request.length) +
-                      " are not those of its table"});
+                      str(number(request.owner.request)) + " up to row " +
+                      str(request.table.length) + " are not those of its table"});
 }
 
 void Ledger::on_loaded(const Event& event) {
@@ -543,9 +639,7 @@ void Ledger::on_loaded(const Event& event) {
 }
 
 Ledger::Page* Ledger::page_at(std::uint64_t page, const char* what) {
-    const bool known = std::any_of(pools_.begin(), pools_.end(), [&](const Pool& pool) {
-        return page >= pool.first_page && page - pool.first_page < pool.pages;
-    });
+    const bool known = page - pools_[0].first_page < pools_[0].pages || on_decode_side(page);
     if (!known) [[unlikely]] {
         gap({}, std::string(what) + " of page " + str(page) + ", which no pool has");
         return nullptr;
@@ -560,18 +654,27 @@ std::uint32_t Ledger::number_of(const Page& page) const {
     return static_cast<std::uint32_t>(&page - pages_.data());
 }
 
+bool Ledger::on_decode_side(std::uint64_t page) const {
+    return page - pools_[1].first_page < pools_[1].pages;
+}
+
+Ledger::Table& Ledger::table_of(Request& request, bool decode) {
+    return decode == request.on_decode ? request.table : request.other;
+}
+const Ledger::Table& Ledger::table_of(const Request& request, bool decode) const {
+    return decode == request.on_decode ? request.table : request.other;
+}
+
 Owner Ledger::owner_of(const Page& page) {
     return {TenantId(page.tenant), RequestId(page.request)};
 }
 
 std::uint32_t Ledger::rows_in(const Page& page) const {
-    if (page.state != PageState::owned) {
+    if (page.slot == kNone) {
         return page.rows;
     }
-    if (page.slot == kNoSlot) {
-        return 0;
-    }
-    const std::uint64_t length = slots_[page.slot].length;
+    const std::uint64_t length =
+        table_of(slots_[page.slot], on_decode_side(number_of(page))).length;
     const std::uint64_t begin = std::uint64_t{page.index} * kPageTokens;
     return static_cast<std::uint32_t>(
         std::min<std::uint64_t>(length > begin ? length - begin : 0, kPageTokens));
@@ -598,23 +701,10 @@ void Ledger::forget_writers(Page& page) {
     }
 }
 
-void Ledger::mark(std::uint32_t slot, std::uint32_t index) {
-    slots_[slot].irregular = true;
-    slots_[slot].marked.insert(index);
-}
-
-void Ledger::take_from_owner(Page& page) {
-    writers_of(page);
-    const std::uint32_t slot = page.slot;
-    if (slot == kNoSlot) {
-        return;
-    }
-    page.slot = kNoSlot;
-    mark(slot, page.index);
-    Request& owner = slots_[slot];
-    if (--owner.pages_held == 0 && owner.phase == Phase::finished) {
-        release(slot);
-    }
+void Ledger::mark(std::uint32_t slot, bool decode, std::uint32_t index) {
+    Table& table = table_of(slots_[slot], decode);
+    table.irregular = true;
+    table.marked.insert(index);
 }
 
 }  // namespace kvw

@@ -9,6 +9,7 @@
 #include "src/model/arena.h"
 #include "src/model/attention_plan.h"
 #include "src/model/model.h"
+#include "src/model/sim.h"
 #include "src/model/weights.h"
 
 namespace kvw {
@@ -553,7 +554,11 @@ void ForwardPass::State::end_step(StepOutput& out) {
     out.logits.resize(logits_of.size());
     for (std::size_t i = 0; i < logits_of.size(); ++i) {
         const BatchRow& row = rows[logits_of[i]];
-        out.logits[i] = {row.sequence, row.position, {logits + i * logits_stride, config.vocab}};
+        out.logits[i] = {.sequence = row.sequence,
+                         .position = row.position,
+                         .logits = {logits + i * logits_stride, config.vocab},
+                         .owner = input->sequences[row.sequence].reader,
+                         .step = input->step};
         for (const WorkerScratch& worker : workers) {
             out.logits[i].digest.a += worker.digests[i].a;
             out.logits[i].digest.b += worker.digests[i].b;
@@ -563,6 +568,9 @@ void ForwardPass::State::end_step(StepOutput& out) {
     out.layer_digests.assign(input->sequences.size() * config.layers, 0);
     for (std::uint32_t layer = 0; layer < config.layers; ++layer) {
         for (std::size_t r = 0; r < rows.size(); ++r) {
+            if (rows[r].position < input->sequences[rows[r].sequence].digest_from) {
+                continue;
+            }
             fold_row(out.layer_digests[std::size_t{rows[r].sequence} * config.layers + layer],
                      layer_rows[std::size_t{layer} * batch_rows + r], rows[r].position);
         }
@@ -577,6 +585,12 @@ Result<std::unique_ptr<ForwardPass>> ForwardPass::create(const Model& model, con
                                                          std::uint32_t context) {
     check(batch_rows >= 1 && logits_rows >= 1 && context >= 1,
           "a forward pass has room for a token");
+    check(model.is_sim() == (&kernels == &sim_kernels()),
+          "the hash model and its operations go together");
+    if (model.is_sim()) {
+        return std::unique_ptr<ForwardPass>(
+            new ForwardPass(std::make_unique<SimPass>(kernels, batch_rows, logits_rows, context)));
+    }
     auto state = std::make_unique<State>(model, kernels, threads, batch_rows, logits_rows, context);
     const std::size_t half_head = state->config.head_dim / 2;
     Carver rope_sizes(nullptr);
@@ -605,9 +619,13 @@ Result<std::unique_ptr<ForwardPass>> ForwardPass::create(const Model& model, con
 }
 
 ForwardPass::ForwardPass(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ForwardPass::ForwardPass(std::unique_ptr<SimPass> sim) : sim_(std::move(sim)) {}
 ForwardPass::~ForwardPass() = default;
 
 void ForwardPass::run(const StepInput& input, StepOutput& out) {
+    if (sim_ != nullptr) {
+        return sim_->run(input, out);
+    }
     State& state = *state_;
     state.begin_step(input);
     state.threads.run([&](unsigned worker) { State::Worker(state, worker).run(); });
@@ -615,6 +633,9 @@ void ForwardPass::run(const StepInput& input, StepOutput& out) {
 }
 
 void ForwardPass::poison() {
+    if (sim_ != nullptr) {
+        return sim_->poison();
+    }
     // As f32 a quiet NaN, as int8 the code 127 twice in four bytes.
     constexpr std::uint32_t kPoison = 0x7fc07f7f;
     std::uint8_t* const data = state_->arena.data();

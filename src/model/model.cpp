@@ -15,6 +15,7 @@
 #include "src/base/check.h"
 #include "src/base/text.h"
 #include "src/gguf/length.h"
+#include "src/model/sim.h"
 #include "src/model/weights.h"
 
 namespace kvw {
@@ -498,6 +499,19 @@ class Packer {
 
 Model::Model() : weights_(std::make_unique<Weights>()) {}
 Model::~Model() = default;
+
+std::unique_ptr<Model> Model::sim() {
+    std::unique_ptr<Model> model(new Model());
+    model->config_ = sim_config();
+    model->sim_ = true;
+    return model;
+}
+
+Digest256 sim_sha256() {
+    Sha256 sha;
+    sha.update("kvwitness sim 1");
+    return sha.digest();
+}
 
 Result<std::unique_ptr<Model>> Model::load(const Gguf& gguf, ThreadPool& threads,
                                            const Progress& progress) {

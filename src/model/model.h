@@ -15,9 +15,12 @@
 #include "kernels/kernels.h"
 #include "kernels/threads.h"
 #include "src/base/result.h"
+#include "src/base/sha256.h"
 #include "src/gguf/gguf.h"
 
 namespace kvw {
+
+class SimPass;
 
 struct ModelConfig {
     std::string architecture;  // "llama"
@@ -44,6 +47,9 @@ struct ModelConfig {
 // needs. Fails: bad_model, naming key or tensor, and what is supported.
 Result<ModelConfig> read_model_config(const Gguf& gguf);
 
+// What stands for the SHA-256 of the hash model's file: that of its name and version.
+Digest256 sim_sha256();
+
 class Model {
   public:
     using Progress = std::function<void(double fraction)>;
@@ -51,7 +57,10 @@ class Model {
     // Fails: bad_model, out_of_memory.
     static Result<std::unique_ptr<Model>> load(const Gguf& gguf, ThreadPool& threads,
                                                const Progress& progress = {});
+    // The built-in hash model (sim.h): no file, no weights, runs on sim_kernels() alone.
+    static std::unique_ptr<Model> sim();
     ~Model();
+    bool is_sim() const { return sim_; }
     const ModelConfig& config() const { return config_; }
     std::size_t weight_bytes() const;            // of the arena
     std::size_t weight_bytes_per_token() const;  // read by one decode step
@@ -61,6 +70,7 @@ class Model {
     struct Weights;
     Model();
     ModelConfig config_;
+    bool sim_ = false;
     std::unique_ptr<Weights> weights_;
 };
 
@@ -72,19 +82,24 @@ struct LogitsRow {
     std::span<const float> logits;  // [vocab]
     RowDigest digest;               // of this row
     bool nonfinite = false;
+    // The stamp of its slot: whose view it was computed for, in which step. Whoever uses the row
+    // looks at it first.
+    Owner owner;
+    std::uint64_t step = 0;
 };
 
 struct StepInput {
     std::span<const std::int32_t> tokens;     // [batch rows], sequence after sequence
     std::span<const SequenceView> sequences;  // views of leases, each used once
     KvMemory memory;
-    bool checked = false;  // every tile load through the writer-checking accessor
+    bool checked = false;    // every tile load through the writer-checking accessor
+    std::uint64_t step = 0;  // stamped on what it computes
 };
 
 struct StepOutput {
-    std::vector<LogitsRow> logits;  // in order of sequences, then positions
-    std::vector<std::uint64_t>
-        layer_digests;  // [sequence][layer]: this step's rows, folded by position
+    std::vector<LogitsRow> logits;             // in order of sequences, then positions
+    std::vector<std::uint64_t> layer_digests;  // [sequence][layer]: this step's rows from
+                                               // digest_from on, folded by position
 };
 
 // The scratch of a forward pass and the plan of its phases. Same bits whatever shares the step.
@@ -109,7 +124,9 @@ class ForwardPass {
   private:
     struct State;
     explicit ForwardPass(std::unique_ptr<State> state);
-    std::unique_ptr<State> state_;
+    explicit ForwardPass(std::unique_ptr<SimPass> sim);
+    std::unique_ptr<State> state_;  // or
+    std::unique_ptr<SimPass> sim_;
 };
 
 }  // namespace kvw

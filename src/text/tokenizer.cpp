@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "src/base/check.h"
 #include "src/base/text.h"
 #include "src/text/byte_level.h"
 #include "src/text/pre_tokenizer.h"
@@ -59,6 +60,7 @@ struct Tokenizer::State {
     std::string file;  // as messages name it
     PreTokenizer pre = PreTokenizer::gpt2;
     std::string_view pre_name;
+    std::vector<std::string> own_spellings;  // of_bytes(): what `spellings` looks at
     std::vector<std::string_view> spellings;
     std::vector<Kind> kinds;
     SpellingTable ids;
@@ -66,6 +68,7 @@ struct Tokenizer::State {
     std::array<TokenId, 256> byte_ids{};
     std::size_t spelling_bytes_max = 0;
     bool whole_words_first = false;  // a word that is in the vocabulary is taken as it is
+    bool any_bytes = false;          // text is a row of bytes, and each byte its own token
     SpecialFinder all_specials;
     SpecialFinder user_defined;  // those that are tokens in plain text, too
     TokenId bos = -1;
@@ -83,6 +86,7 @@ struct Tokenizer::State {
 
     Status load(const Gguf& gguf);
     Status load_tokens(const Gguf& gguf);
+    Status index_tokens();
     Status load_merges(const Gguf& gguf);
     Status load_named_ids(const Gguf& gguf);
     Result<TokenId> named_id(const Gguf& gguf, std::string_view key) const;
@@ -154,6 +158,10 @@ Status Tokenizer::State::load_tokens(const Gguf& gguf) {
             kinds[i] = *kind;
         }
     }
+    return index_tokens();
+}
+
+Status Tokenizer::State::index_tokens() {
     for (const std::string_view spelling : spellings) {
         spelling_bytes_max = std::max(spelling_bytes_max, spelling.size());
     }
@@ -303,6 +311,12 @@ Status Tokenizer::State::load_named_ids(const Gguf& gguf) {
 
 std::optional<std::size_t> Tokenizer::State::encode_text(std::string_view text, PairMerger& merger,
                                                          std::vector<TokenId>& out) const {
+    if (any_bytes) {
+        for (const char c : text) {
+            out.push_back(byte_ids[static_cast<std::uint8_t>(c)]);
+        }
+        return std::nullopt;
+    }
     WordScanner words(pre, text);
     std::string spelled;
     for (std::string_view word = words.next(); !word.empty(); word = words.next()) {
@@ -321,6 +335,27 @@ std::optional<std::size_t> Tokenizer::State::encode_text(std::string_view text, 
         }
     }
     return std::nullopt;
+}
+
+Tokenizer Tokenizer::of_bytes() {
+    auto state = std::make_unique<State>();
+    state->file = "sim";
+    state->pre_name = "gpt-2";
+    state->any_bytes = true;
+    for (unsigned byte = 0; byte < 256; ++byte) {
+        state->own_spellings.emplace_back(spelling_of(static_cast<std::uint8_t>(byte)));
+    }
+    state->kinds.assign(256, Kind::text);
+    for (const char* special : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
+        state->own_spellings.emplace_back(special);
+        state->kinds.push_back(Kind::control);
+    }
+    state->spellings.assign(state->own_spellings.begin(), state->own_spellings.end());
+    const Status indexed = state->index_tokens();
+    check(indexed.has_value(), "256 bytes have 256 spellings");
+    state->load_specials();
+    state->eos = static_cast<TokenId>(state->spellings.size() - 1);
+    return Tokenizer(std::move(state));
 }
 
 Tokenizer::Tokenizer(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -342,7 +377,7 @@ Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, SpecialTok
                                                " bytes; at most " + std::to_string(kTextBytesMax) +
                                                " are tokenized"};
     }
-    if (const auto at = first_invalid_utf8(text)) {
+    if (const auto at = first_invalid_utf8(text); at && !state_->any_bytes) {
         return Error{ErrorCode::bad_input,
                      "the text is not UTF-8 at byte offset " + std::to_string(*at)};
     }

@@ -30,6 +30,9 @@ class Tokenizer {
     // Keeps views into `gguf`, which must outlive it. Fails: bad_model (malformed vocabulary,
     // unknown model or pre-type, named).
     static Result<Tokenizer> create(const Gguf& gguf);
+    // The vocabulary of the hash model: token i < 256 is byte i, then <|endoftext|>, <|im_start|>,
+    // <|im_end|>; no merges, no BOS. Encodes any bytes, UTF-8 or not.
+    static Tokenizer of_bytes();
     Tokenizer(Tokenizer&&) noexcept;
     Tokenizer& operator=(Tokenizer&&) noexcept;
     ~Tokenizer();

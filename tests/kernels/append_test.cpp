@@ -181,7 +181,7 @@ TEST_CASE("a row may not be written twice, nor one left out; a grant does not al
         CHECK(world.report.faults == 2);
         CHECK(world.report.first_faults[0].rows == 3);
         world.header(0, 0, 0).request = 40;
-        world.pages[0].granted = true;
+        world.pages[0].grantor = RequestId{40};
         world.append(*kernels, rows, rows, 4, 1);
         CHECK(world.report.faults == 3);
         world.header(0, 0, 0).request = number(kReader.request);

@@ -464,7 +464,12 @@ TEST_CASE("a grant lets a request read another's rows of the same tenant, and no
         CHECK(world.report.faults == 1);
 
         world.report.clear();
-        world.pages[0].granted = true;
+        world.pages[0].grantor = RequestId{18};
+        attend(*kernels, world, world.view(47, 1), tokens);
+        CHECK(world.report.faults == 1);
+
+        world.report.clear();
+        world.pages[0].grantor = RequestId{17};
         attend(*kernels, world, world.view(47, 1), tokens);
         CHECK(world.report.faults == 0);
 
@@ -562,8 +567,19 @@ TEST_CASE("the checked variant sees a foreign writer that headers hide") {
             attend(*kernels, world, world.view(290, 9), tokens, {.checked = true});
             CHECK(world.report.faults == 0);
 
-            // A grant allows any writer, but there must be one.
-            world.pages[18].granted = true;
+            // A grant allows the rows of one writer, whom the header names too, and nobody else's.
+            world.pages[18].grantor = RequestId{17};
+            for (std::uint32_t layer = 0; layer < 2; ++layer) {
+                for (std::uint32_t head = 0; head < 2; ++head) {
+                    world.header(18, layer, head).request = 17;
+                    std::uint64_t* rows =
+                        world.memory.writers +
+                        world.memory.tile_index(world.pages[18].page, layer, head) * kPageTokens;
+                    std::replace(rows, rows + kPageTokens, number(kReader.request),
+                                 std::uint64_t{17});
+                }
+            }
+            world.report.clear();
             attend(*kernels, world, world.view(290, 10), tokens, {.checked = true});
             CHECK(world.report.faults == (writer == 0 ? 1 : 0));
         }

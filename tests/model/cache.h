@@ -42,7 +42,7 @@ class Sequence {
     Sequence(const Cache& cache, Owner owner, std::uint32_t positions, const PageOf& page_of)
         : owner_(owner), report_(std::make_unique<SequenceReport>()) {
         for (std::uint32_t i = 0; i < (positions + kPageTokens - 1) / kPageTokens; ++i) {
-            const PageRef ref{page_of(i), i + 1, false};
+            const PageRef ref{page_of(i), i + 1};
             std::uint32_t words = 0;
             stamp_page(cache.memory(), ref.page, owner, ref.generation, &words);
             pages_.push_back(ref);

@@ -16,6 +16,54 @@ import sys
 import zlib
 
 
+# Kinds and fields of version 1.1, and what of them was not there before, which older files say 0 of.
+KNOWN = {
+    "run": "numerics page_tokens check_headers",
+    "model": "sha0 sha1 sha2 sha3 layers heads head_dim vocab context class",
+    "pool": "pool group first_page pages rows_max",
+    "config": "version",
+    "tenant": "tenant",
+    "submit": "request tenant prompt_tokens tokens_max input0 input1 session scope",
+    "sampling": "request seed temperature top_k top_p min_p repeat presence frequency penalty_last flags stops",
+    "reject": "request reason n_prompt n_max limit",
+    "queue": "request",
+    "admit": "request rows admitted0 admitted1",
+    "cancel": "request reason",
+    "finish": "request reason prompt_tokens completion_tokens bytes_out logits0 logits1 witness cached_tokens",
+    "preempt": "request positions digest0 digest1",
+    "resume": "request",
+    "reserve": "request pool pages",
+    "alloc": "request group index page generation",
+    "poison_check": "page words wrong",
+    "free": "request page reason",
+    "drain": "page",
+    "scrub": "page witness",
+    "quarantine": "page",
+    "share": "request index page generation scope digest0 digest1",
+    "adopt": "request index page generation digest0 digest1",
+    "evict": "page generation",
+    "step": "step sequences",
+    "rows": "request count end group version",
+    "sourced": "request positions sourced0 sourced1",
+    "witness": "request sum",
+    "witness_sum": "request positions sum",
+    "loaded": "request page layer head access rows tenant_loaded request_loaded generation_loaded page_loaded rows_loaded state_loaded",
+    "layer": "request checkpoint layer digest",
+    "sample": "request position logits",
+    "rendered": "request bytes_out digest0 digest1",
+    "emitted": "request bytes_out digest0 digest1",
+    "transfer": "request count end version",
+    "slot": "request slot stamped_request stamped_step",
+    "fault": "number",
+    "violation": "request page generation row_begin row_end writer_tenant writer_request",
+    "gap": "reason events",
+    "run_end": "requests steps rows_read rows_written scrubs scrub_witness",
+    "clock": "wall_ns monotonic_ns",
+    "host": "version",
+}
+SINCE = {("submit", "session"): 1, ("submit", "scope"): 1, ("finish", "cached_tokens"): 1}
+
+
 class BadTrace(Exception):
     pass
 
@@ -83,10 +131,15 @@ class Kind:
         code, name, *fields = line.split(" ")
         self.code, self.name = int(code), name.rstrip("?").rstrip("$")
         self.has_bytes = "$" in name
+        known = KNOWN.get(self.name)
+        self.unknown_critical = known is None and not name.endswith("?")
         self.fields = []  # (name, code, is content)
         for field in fields:
-            field = field.rstrip("?")
+            ignorable, field = field.endswith("?"), field.rstrip("?")
             self.fields.append((field.rstrip("*").split(":")[0], field.rstrip("*")[-1], field.endswith("*")))
+            self.unknown_critical |= known is not None and not ignorable and self.fields[-1][0] not in known.split()
+        there = [name for name, _, _ in self.fields]
+        self.missing = [] if known is None else [name for name in known.split() if name not in there]
 
     def row_form(self, values, data):
         out = bytes([self.code])
@@ -193,11 +246,14 @@ class Trace:
     def header(self):
         _, body, frame = self.own_frame(b"kvw:head")
         major, minor, mode, flags, zero = struct.unpack("<HHBBH", body.take(8))
-        need((major, minor, zero) == (1, 0, 0) and mode < 2 and flags < 2, "an unknown header")
+        need((major, zero) == (1, 0) and mode < 2 and flags < 2, "an unknown header")
         self.run, created, packed, size = body.take(16), body.u64(), body.u32(), body.u32()
         text = unzstd(body.take(packed), size).decode()
         need(not body.more() and text.endswith("\n"), "the schema ends elsewhere")
         self.kinds = {kind.code: kind for kind in map(Kind, text[:-1].split("\n"))}
+        for kind in self.kinds.values():
+            for name in kind.missing:
+                need(SINCE.get((kind.name, name), 0) > minor, f"{kind.name} without {name}")
         self.count_frame(frame, 0)
 
     def chunk(self, head, frame):
@@ -293,6 +349,7 @@ def main(path, texts):
     for number, kind, values, data in trace.events:
         line = {"event": number, "kind": kind.name}
         line.update({name: value for (name, _, _), value in zip(kind.fields, values)})
+        line.update({name: 0 for name in kind.missing})
         if kind.has_bytes:
             line["bytes"] = data.hex()
         print(json.dumps(line))
@@ -300,6 +357,7 @@ def main(path, texts):
         for tenant, request, kind, data in trace.texts:
             print(json.dumps({"tenant": tenant, "request": request, "text": kind, "bytes": data.hex()}))
     print(json.dumps({"end": end, "run": trace.run.hex(), "events": trace.numbered, "chunks": trace.chunks, "tail_rows": trace.tail_rows,
+                      "unknown_critical": sum(kind.unknown_critical for _, kind, _, _ in trace.events),
                       "ledger_digest": trace.ledger.hexdigest(), "root": merkle(trace.leaves).hex()}))
     return 0
 

@@ -34,6 +34,13 @@ def main(sample):
             for key in ("end", "events", "ledger_digest"):
                 assert mine[key] == theirs[key], f"{name}: {key} {mine[key]} is {theirs[key]} in C++"
             assert name == "open" or mine["root"] == theirs["root"]
+            assert mine["unknown_critical"] == 0
+
+        # A trace of version 1.0: what it did not know is 0.
+        old = os.path.join(os.path.dirname(READER), "..", "data", "record_1_0.kvw.zst")
+        here, there = lines(sys.executable, READER, old)[:-1], lines(sample, "show", old)[:-1]
+        assert here == there and len(here) == 100
+        assert all(event["scope"] == 0 for event in here if event["kind"] == "submit")
 
         with open(f"{folder}/closed.kvw.zst", "rb") as file:
             whole = file.read()

@@ -3,37 +3,20 @@
 #include "replay/replay.h"
 
 #include <doctest/doctest.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <memory>
 
 #include "replay/recorded_run.h"
 #include "src/engine/engine.h"
 #include "src/ledger/ledger.h"
 #include "tests/model/tiny_model.h"
+#include "tests/replay/scratch.h"
 #include "traces/trace.h"
 
 using namespace kvw;
 using namespace kvw::test;
 
 namespace {
-
-// A folder that is gone afterwards.
-class Scratch {
-  public:
-    Scratch()
-        : path_(std::filesystem::temp_directory_path() /
-                ("kvw-replay-" + std::to_string(getpid()) + "-" + std::to_string(count_++))) {
-        std::filesystem::create_directories(path_);
-    }
-    ~Scratch() { std::filesystem::remove_all(path_); }
-    Path operator/(const std::string& name) const { return path_ / name; }
-
-  private:
-    static inline int count_ = 0;
-    Path path_;
-};
 
 // A tiny model with a byte vocabulary, loaded; the same shape and seed give the same weights.
 struct Loaded {

@@ -23,6 +23,14 @@ History load(std::uint64_t pages = 24, std::uint32_t seed = 3) {
     return history;
 }
 
+// Prefixes in common, and with `split` two pools.
+History sharing_load(bool split, std::uint32_t seed = 3) {
+    History history(40, split ? 32 : 0);
+    history.shares = true;
+    random_history(history, seed, 200, 3);
+    return history;
+}
+
 // Records events as a trace; without `close` the recorder is gone after the last one.
 Path record(const TempFolder& folder, const std::vector<Event>& events, bool close = true) {
     const Path path = folder / "run.kvw.zst";
@@ -43,9 +51,10 @@ Path record(const TempFolder& folder, const std::vector<Event>& events, bool clo
     return path;
 }
 
-Certificate certificate_of(const std::vector<Event>& events, bool close = true) {
+Certificate certificate_of(const std::vector<Event>& events, bool close = true,
+                           const VerifyOptions& options = {}) {
     const TempFolder folder;
-    Result<Certificate> certificate = verify(record(folder, events, close));
+    Result<Certificate> certificate = verify(record(folder, events, close), options);
     REQUIRE(certificate.has_value());
     return *certificate;
 }
@@ -95,7 +104,101 @@ TEST_CASE("the shortest run that reads anything has a control in every layer") {
     CHECK(certificate.verdict == Verdict::proven);
     CHECK(certificate.controls.at(ProofLayer::ledger).planted == 3);
     CHECK(certificate.controls.at(ProofLayer::kernel).planted == 2);
-    CHECK(certificate.controls.at(ProofLayer::ends).planted == 3);
+    CHECK(certificate.controls.at(ProofLayer::ends).planted == 4);
+    CHECK_FALSE(certificate.shares_used);
+    CHECK(to_json(certificate)["claim"] == "writer_only");
+}
+
+TEST_CASE("a run with shares says so, and has controls for them and for what was moved") {
+    for (const bool split : {false, true}) {
+        CAPTURE(split);
+        const History history = sharing_load(split);
+        const Certificate certificate = certificate_of(history.events);
+        CHECK(certificate.verdict == Verdict::proven);
+        CHECK(certificate.shares_used);
+        CHECK(certificate.counts.shares > 10);
+        CHECK((certificate.counts.transfers > 10) == split);
+        const nlohmann::json json = to_json(certificate);
+        CHECK(json["claim"] == "writer_or_declared_share");
+        CHECK(json["counts"]["shares"] == certificate.counts.shares);
+        CHECK(to_text(certificate).find("or one with a declared share") != std::string::npos);
+        CHECK(to_text(certificate)
+                  .find(std::to_string(certificate.counts.shares) + " pages adopted") !=
+              std::string::npos);
+        for (const ProofLayer layer : {ProofLayer::ledger, ProofLayer::kernel, ProofLayer::ends}) {
+            CAPTURE(name_of(layer));
+            CHECK(certificate.controls.at(layer).caught == certificate.controls.at(layer).planted);
+        }
+        // Read, row more, scrub, stranger's adopt, share left out; with two pools the transfer.
+        CHECK(certificate.controls.at(ProofLayer::ledger).planted >= (split ? 6 : 5));
+        CHECK(certificate.controls.at(ProofLayer::ends).planted >= 5);
+    }
+}
+
+TEST_CASE("an offer that nobody takes leaves the strict claim as it is") {
+    History history(8);
+    history.shares = true;
+    const std::uint64_t id = history.begin(history.tenant("local"), 40);
+    history.step({id});
+    history.finish(id);
+    history.end();
+    const Certificate certificate = certificate_of(history.events, true, {.strict = true});
+    CHECK(certificate.verdict == Verdict::proven);
+    CHECK(to_json(certificate)["claim"] == "writer_only");
+}
+
+TEST_CASE("strict: whoever adopts what another request wrote is named with its writer") {
+    const History history = sharing_load(false);
+    const Certificate certificate = certificate_of(history.events, true, {.strict = true});
+    CHECK(certificate.verdict == Verdict::violation);
+    CHECK(certificate.violations_total == certificate.counts.shares);
+    for (const Violation& violation : certificate.violations) {
+        CHECK(violation.kind == ViolationKind::undeclared_share);
+        REQUIRE(violation.writer.has_value());
+        CHECK(violation.writer->tenant == violation.reader.tenant);
+        CHECK_FALSE(*violation.writer == violation.reader);
+        CHECK(violation.row_end == kPageTokens);
+    }
+    CHECK(exit_code(certificate, Level::record) == 1);
+}
+
+TEST_CASE("another tenant's page in a table is a violation even when the page is shared") {
+    History history(8);
+    history.shares = true;
+    const std::uint64_t a = history.tenant("acme"), b = history.tenant("blue");
+    const std::uint64_t donor = history.begin(a, 40);
+    history.step({donor});
+    const std::uint64_t thief = history.submit(b, 40, 8);
+    history.admit(thief);
+    history.adopt(thief, 0);
+    history.step({thief});
+    const Certificate certificate = certificate_of(history.events, false);
+    CHECK(certificate.verdict == Verdict::violation);
+    const nlohmann::json json = to_json(certificate);
+    REQUIRE(json["violations"].size() == 2);
+    for (const nlohmann::json& violation : json["violations"]) {
+        CHECK(violation["kind"] == "foreign_row");
+        CHECK(violation["reader"] == nlohmann::json{{"tenant", "blue"}, {"request", "2"}});
+        CHECK(violation["writer"] == nlohmann::json{{"tenant", "acme"}, {"request", "1"}});
+    }
+}
+
+TEST_CASE("a trace of version 1.0 is proven as it was") {
+    const auto certificate = verify(KVW_SOURCE_DIR "/tests/data/record_1_0.kvw.zst");
+    REQUIRE(certificate.has_value());
+    CHECK(certificate->verdict == Verdict::proven);
+    CHECK(certificate->level == Level::record);
+    CHECK(certificate->counts.requests == 4);
+    CHECK(certificate->counts.slots == 0);
+    CHECK(certificate->counts.samples > 0);
+    CHECK(certificate->ledger_digest ==
+          "199827a9ac2f789ee7aaee2fd8abd7204c629b669c073fd5f63b30bedb735bcf");
+    CHECK(to_json(*certificate)["claim"] == "writer_only");
+
+    // The same without slots from a recorder of today is not.
+    History history = load();
+    std::erase_if(history.events, [](const Event& event) { return event.kind == EventKind::slot; });
+    CHECK(certificate_of(history.events).verdict == Verdict::violation);
 }
 
 TEST_CASE("a run that was cancelled before its first token is still proven for what it read") {
@@ -299,9 +402,10 @@ TEST_CASE("controls are planted early and again in the later half") {
 }
 
 TEST_CASE("random clean runs are proven with every control caught, chunks and tails included") {
-    for (std::uint32_t seed = 100; seed < 130; ++seed) {
+    for (std::uint32_t seed = 100; seed < 145; ++seed) {
         CAPTURE(seed);
-        const Certificate certificate = certificate_of(load(24, seed).events);
+        const History history = seed % 3 == 0 ? load(24, seed) : sharing_load(seed % 3 == 1, seed);
+        const Certificate certificate = certificate_of(history.events);
         CHECK(certificate.verdict == Verdict::proven);
     }
 }

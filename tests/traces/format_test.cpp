@@ -16,8 +16,8 @@ namespace {
 const std::string kFutureSchema =
     "30 step step:d sequences:v\n"
     "33 witness request:d colour:v? sum:4\n"
-    "40 transfer request:d rows:v\n"
-    "41 mood? value:8*\n"
+    "60 merge request:d rows:v\n"
+    "61 mood? value:8*\n"
     "70 weather$? degrees:v\n";
 
 HandMade future_trace() {
@@ -29,22 +29,22 @@ HandMade future_trace() {
     chunk.notes = 1;
     const auto column = [&](std::string bytes) { chunk.raw += leb128(bytes.size()) + bytes; };
     using namespace std::string_literals;
-    column("\x1e\x28\x29\x46\x21\x28"s);          // step transfer mood weather witness transfer
+    column("\x1e\x3c\x3d\x46\x21\x3c"s);          // step merge mood weather witness merge
     column("\x02"s);                              // step.step = 1
     column("\x04"s);                              // step.sequences = 4
     column("\x04"s);                              // witness.request = 2
     column("\x07"s);                              // witness.colour = 7
     column("\x78\x56\x34\x12"s);                  // witness.sum
-    column("\x02\x02"s);                          // transfer.request = 1, 2
-    column("\x05\x06"s);                          // transfer.rows
+    column("\x02\x02"s);                          // merge.request = 1, 2
+    column("\x05\x06"s);                          // merge.rows
     column("\x01\x02\x03\x04\x05\x06\x07\x08"s);  // mood.value
     column("\x15"s);                              // weather.degrees
     column("\x04"s);                              // weather: four bytes
     column("rain"s);
     made.chunks.push_back(chunk);
-    made.row_forms = "\x1e\x01\x04"s + "\x28\x01\x05"s + "\x29"s +
-                     "\x21\x02\x07\xf8\xac\xd1\x91\x01"s + "\x28\x02\x06"s;
-    made.kinds = {{30, 1}, {33, 1}, {40, 2}, {41, 1}, {70, 1}};
+    made.row_forms = "\x1e\x01\x04"s + "\x3c\x01\x05"s + "\x3d"s +
+                     "\x21\x02\x07\xf8\xac\xd1\x91\x01"s + "\x3c\x02\x06"s;
+    made.kinds = {{30, 1}, {33, 1}, {60, 2}, {61, 1}, {70, 1}};
     return made;
 }
 
@@ -96,12 +96,14 @@ std::string tiny_trace(const TempFolder& folder) {
     auto writer = new_writer(folder / "tiny.kvw.zst");
     writer->note(Event::of(events::NoteClock{1'700'000'000'000'000'000, 5}));
     writer->note(Event::of(events::Tenant{1}, "acme"));
-    writer->note(Event::of(events::Submit{1, 1, 2, 1, 0x1111111111111111, 0x2222222222222222}));
+    writer->note(
+        Event::of(events::Submit{1, 1, 2, 1, 0x1111111111111111, 0x2222222222222222, 1, 2}));
     writer->text({TenantId{1}, RequestId{1}, TextKind::prompt, "Hi"});
     writer->note(Event::of(events::Alloc{1, 0, 0, 3, 1}));
     writer->note(Event::of(events::Step{1, 1}));
     writer->note(Event::of(events::Rows{1, 2, 2, 0, 1}));
     writer->note(Event::of(events::Witness{1, 0xcafef00d}));
+    writer->note(Event::of(events::Slot{1, 0, 1, 1}));
     writer->note(Event::of(events::Sample{1, 2, 0x0badcafe}));
     writer->text({TenantId{1}, RequestId{1}, TextKind::ids, leb128(300)});
     check(writer->commit().has_value() && writer->close().has_value(),
@@ -185,7 +187,7 @@ TEST_CASE("events of a newer minor version are skipped, counted and keep their n
           std::vector<std::string>{"step step=1 sequences=4", "unknown kind=0", "unknown kind=0",
                                    "witness request=2 sum=0x12345678", "unknown kind=0"});
     CHECK(read.ending->end == TraceEnd::closed);
-    CHECK(read.ending->unknown_critical == 2);   // transfer
+    CHECK(read.ending->unknown_critical == 2);   // merge
     CHECK(read.ending->unknown_ignorable == 3);  // mood, weather, witness with its colour
     CHECK(read.ending->last_event == 5);
     CHECK(read.ledger_digest == sha256(made.row_forms));
@@ -282,6 +284,44 @@ TEST_CASE("the zstd command accepts a trace and prints its sections") {
     CHECK(bytes_of(out).ends_with("\x02Hi\x01\x05\x02\xac\x02"));
 }
 
+TEST_CASE("what version 1.0 wrote is read with the fields it did not know as 0") {
+    TempFolder folder;
+    put_bytes(folder / "old.kvw.zst",
+              bytes_of_dump(bytes_of(Path(KVW_SOURCE_DIR) / "tests/golden/tiny_trace_1_0.txt")));
+    const Read read = read_all(folder / "old.kvw.zst");
+    REQUIRE_FALSE(read.error.has_value());
+    CHECK(read.ending->end == TraceEnd::closed);
+    CHECK(read.ending->unknown_critical == 0);
+    REQUIRE(read.lines.size() == 8);
+    CHECK(read.lines[2] ==
+          "submit request=1 tenant=1 prompt_tokens=2 tokens_max=1 "
+          "input0=0x1111111111111111 input1=0x2222222222222222 session=0 scope=0");
+
+    // A file that says it is of today and lacks them is a bad one; so is an old one that lacks
+    // more.
+    const std::string submit =
+        "10 submit request:d tenant:d prompt_tokens:v tokens_max:v input0:8*";
+    const struct {
+        std::uint32_t minor;
+        std::string schema;
+        bool good;
+    } cases[] = {
+        {0, submit + " input1:8*\n", true},
+        {1, submit + " input1:8*\n", false},
+        {0, submit + "\n", false},
+        {0, "28 adopt request:d index:d page:d generation:v digest0:8*\n", false},
+    };
+    for (const auto& one : cases) {
+        CAPTURE(one.minor);
+        CAPTURE(one.schema);
+        HandMade made;
+        made.header.minor = one.minor;
+        made.schema = one.schema;
+        put_bytes(folder / "x", made.bytes());
+        CHECK(TraceReader::open(folder / "x").has_value() == one.good);
+    }
+}
+
 TEST_CASE("the worked example of the format is what we write, and always stays readable") {
     TempFolder folder;
     const std::string bytes = tiny_trace(folder);
@@ -306,9 +346,10 @@ TEST_CASE("the worked example of the format is what we write, and always stays r
           std::vector<std::string>{
               "clock wall_ns=1700000000000000000 monotonic_ns=5", "tenant tenant=1 bytes=\"acme\"",
               "submit request=1 tenant=1 prompt_tokens=2 tokens_max=1 "
-              "input0=0x1111111111111111 input1=0x2222222222222222",
+              "input0=0x1111111111111111 input1=0x2222222222222222 session=1 scope=2",
               "alloc request=1 group=0 index=0 page=3 generation=1", "step step=1 sequences=1",
               "rows request=1 count=2 end=2 group=0 version=1", "witness request=1 sum=0xcafef00d",
+              "slot request=1 slot=0 stamped_request=1 stamped_step=1",
               "sample request=1 position=2 logits=0xbadcafe"});
     CHECK(read.texts == std::vector<std::string>{"1/1 prompt Hi", "1/1 ids \xac\x02"});
 }

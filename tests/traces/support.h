@@ -184,7 +184,7 @@ inline void note_decode(TraceWriter& writer, std::uint64_t request, std::uint64_
     using namespace events;
     const RequestId id{request};
     const TenantId tenant{1};
-    writer.note(Event::of(events::Submit{request, 1, 5, tokens, random(), random()}));
+    writer.note(Event::of(events::Submit{request, 1, 5, tokens, random(), random(), 0, 2}));
     writer.text({tenant, id, TextKind::prompt, "Once upon a time there was"});
     writer.note(Event::of(Admit{request, 5 + tokens, random(), random()}));
     for (std::uint64_t i = 0; i < tokens; ++i) {
@@ -205,7 +205,7 @@ inline void note_decode(TraceWriter& writer, std::uint64_t request, std::uint64_
             {tenant, id, TextKind::ids, leb128(static_cast<std::uint64_t>(std::pow(49152.0, u)))});
         check(writer.commit().has_value(), "a test's disk has room");
     }
-    writer.note(Event::of(Finish{request, 2, 5, tokens, tokens * 4, random(), random(), random()}));
+    writer.note(Event::of(Finish{request, 2, 5, tokens, tokens * 4, random(), random(), random(), 0}));
 }
 
 // A closed trace put together from parts, every hash right: for what no recorder of ours would
