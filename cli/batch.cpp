@@ -198,24 +198,26 @@ struct Input {
     InputFacts facts;
 };
 
-// What comes on stdin is read more than once, so it is put into a file without a name first.
-Result<File> spool_stdin() {
-    std::string name = (std::filesystem::temp_directory_path() / "kvwitness-XXXXXX").string();
-    const int descriptor = mkostemp(name.data(), O_CLOEXEC);
+// Input is read more than once. What comes through a pipe is put into a file without a name first.
+Result<File> spool(int from) {
+    std::error_code problem;
+    const Path folder = std::filesystem::temp_directory_path(problem);
+    std::string name = (folder / "kvwitness-XXXXXX").string();
+    const int descriptor = problem ? -1 : mkostemp(name.data(), O_CLOEXEC);
     if (descriptor < 0) {
-        return errno_error("cannot create", name, errno);
+        return errno_error("cannot create", name, problem ? problem.value() : errno);
     }
     ::close(descriptor);
     Result<File> file = File::create(name, true);
     ::unlink(name.c_str());
     std::vector<char> buffer(1 << 16);
-    for (;;) {
-        const ssize_t got = file ? ::read(STDIN_FILENO, buffer.data(), buffer.size()) : 0;
+    while (file) {
+        const ssize_t got = ::read(from, buffer.data(), buffer.size());
         if (got < 0 && errno != EINTR) {
-            return errno_error("cannot read", "stdin", errno);
+            return errno_error("cannot read", "the input", errno);
         }
-        if (got == 0 || !file) {
-            return file;
+        if (got == 0) {
+            break;
         }
         const std::string_view part(buffer.data(),
                                     static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
@@ -223,14 +225,17 @@ Result<File> spool_stdin() {
             return written.error();
         }
     }
+    return file;
 }
 
 Result<Input> open_input(const std::string& name) {
     Input input;
     input.path = name;
     File spooled;
-    if (name == "-") {
-        Result<File> file = spool_stdin();
+    if (name == "-" || !place_of(name, STDIN_FILENO).file) {
+        Result<File> source = name == "-" ? Result<File>(File()) : File::open_read(name);
+        Result<File> file =
+            source ? spool(name == "-" ? STDIN_FILENO : source->descriptor()) : std::move(source);
         if (!file) {
             return file.error();
         }

@@ -116,18 +116,17 @@ Status check_trace_name(const std::string& trace) {
 
 Status check_output_file(const char* flag, const std::string& name, bool force) {
     if (name.empty() || name == "-") {
-        return Error{ErrorCode::usage, fmt::format("{} takes the name of a file, {}", flag,
-                                                   name.empty() ? "which cannot be empty"
-                                                                : "not - (stdout)")};
+        return Error{ErrorCode::usage,
+                     fmt::format("{} takes the name of a file, {}", flag,
+                                 name.empty() ? "which cannot be empty" : "not - (stdout)")};
     }
     if (const Status replaceable = check_replaceable(name); !replaceable) {
         return replaceable;
     }
     std::error_code ignored;
     if (!force && std::filesystem::exists(std::filesystem::symlink_status(name, ignored))) {
-        return Error{
-            ErrorCode::file_exists,
-            fmt::format("{} exists; choose another name or --force", printable(name))};
+        return Error{ErrorCode::file_exists,
+                     fmt::format("{} exists; choose another name or --force", printable(name))};
     }
     return {};
 }

@@ -45,8 +45,8 @@ void put_last_object(const char* code, std::string_view message, int status) {
         for (const std::string_view part :
              {std::string_view("{\"schema\":\"kvwitness/"), std::string_view(schema_owed.data()),
               std::string_view("\",\"v\":1,\"error\":{\"code\":\""), std::string_view(code),
-              std::string_view("\",\"message\":\""), message,
-              std::string_view("\",\"exit\":"), number, std::string_view("}}\n")}) {
+              std::string_view("\",\"message\":\""), message, std::string_view("\",\"exit\":"),
+              number, std::string_view("}}\n")}) {
             put(STDOUT_FILENO, part);
         }
     }

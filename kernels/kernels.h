@@ -73,7 +73,7 @@ struct AttentionItem {
 };
 
 struct Kernels {
-    const char* isa = "";  // "ref", "avx2", "avx512"
+    const char* isa = "";  // "ref", "avx2", "avx512", "sim"
 
     // out[r] = block-quantised x[r], r in [row_begin, row_end). x: [rows][cols].
     void (*quantise)(const QuantisedRows& out, const float* x, std::size_t row_begin,

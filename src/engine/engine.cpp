@@ -166,7 +166,7 @@ struct Engine::State {
     std::uint64_t steps = 0;
     std::unordered_map<std::uint64_t, std::unique_ptr<Request>> requests;  // not settled yet
     std::unordered_map<std::uint64_t, RequestFacts> settled;
-    std::vector<Request*> cancelled;  // ended by the caller; the next step says so
+    std::vector<Request*> cancelled;  // ended by the caller; the next step says and records it
     std::vector<Request*> ended;      // the next step records their end
     std::optional<Error> stopped;
     bool finished = false;
@@ -202,7 +202,7 @@ struct Engine::State {
     Status reject(std::uint64_t id, RejectReason reason, const LimitFacts& facts);
 
     void pass_deadlines();
-    void announce_cancelled(Step& step);
+    void settle_cancelled(Step& step);
     void end(Request& request, FinishReason reason);
     void settle(Request& request);
 
@@ -586,14 +586,13 @@ void Engine::State::pass_deadlines() {
     }
 }
 
-void Engine::State::announce_cancelled(Step& step) {
-    for (Request* request : cancelled) {
-        step.outputs.push_back({.request = request->owner.request,
-                                .bytes = request->answer.finish(),
-                                .finish = request->finish});
-        ended.push_back(request);
+// A cancel is said and recorded by the next step, whole: a step that left nothing in the record
+// could not be made again. What was held back of the answer is dropped; nobody is there to take it.
+void Engine::State::settle_cancelled(Step& step) {
+    for (Request* request : std::exchange(cancelled, {})) {
+        step.outputs.push_back({.request = request->owner.request, .finish = request->finish});
+        settle(*request);
     }
-    cancelled.clear();
 }
 
 // ---- room for pages
@@ -1130,9 +1129,9 @@ Result<std::vector<Output>> Engine::step() {
     for (Request* request : std::exchange(state.ended, {})) {
         state.settle(*request);
     }
-    state.scrub(state.scrubs_left);
     State::Step step;
-    state.announce_cancelled(step);
+    state.settle_cancelled(step);
+    state.scrub(state.scrubs_left);
     state.move_rows(step);
     state.grow_decodes();
     state.admit_waiting(step);

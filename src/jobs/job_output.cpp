@@ -101,10 +101,12 @@ Status FileOutput::start() {
     const Path journal_path = journal_of(options_.path);
     if (to_stdout()) {
         // Lines that wait for an earlier one lie in a file without a name.
-        std::string name = (std::filesystem::temp_directory_path() / "kvwitness-XXXXXX").string();
-        const int descriptor = ::mkstemp(name.data());
+        std::error_code problem;
+        const Path folder = std::filesystem::temp_directory_path(problem);
+        std::string name = (folder / "kvwitness-XXXXXX").string();
+        const int descriptor = problem ? -1 : ::mkstemp(name.data());
         if (descriptor < 0) {
-            return errno_error("cannot create", name, errno);
+            return errno_error("cannot create", name, problem ? problem.value() : errno);
         }
         ::close(descriptor);
         Result<File> journal = File::create(name, true);

@@ -230,6 +230,9 @@ def standard_input_and_output_serve_as_files():
     expect(batch(source, out), 0)
     piped = expect(batch("-", "-", stdin=data), 0)
     assert comparable(piped.stdout) == comparable(out.read_bytes())
+    substituted = subprocess.run(["bash", "-c", '"$0" batch <(cat "$1") -o - "${@:2}"', str(BINARY), str(source), *SIM],
+                                 capture_output=True, env=ENV, timeout=60)
+    assert comparable(expect(substituted, 0).stdout) == comparable(out.read_bytes())
     loose = expect(batch("-", "-", "--unordered", stdin=data), 0)
     assert sorted(map(str, comparable(loose.stdout))) == sorted(map(str, comparable(out.read_bytes())))
     summary = json.loads(expect(batch(source, new("o"), "--json", "--no-trace"), 0).stdout)
@@ -249,7 +252,7 @@ def standard_input_and_output_serve_as_files():
 def job_input():
     rng = random.Random(4)
     lines = []
-    for i in range(120):
+    for i in range(80):
         lines.append(raw(f"id{i}", "p" * rng.randrange(1, 90), rng.randrange(1, 1000), body={"temperature": 1}))
         if i % 9 == 4:
             lines[-1] = raw(f"id{i - 1}", "the same id")
@@ -303,10 +306,11 @@ def what_was_begun_with_something_else_is_refused():
     source, out = new("in"), new("out")
     write_lines(source, lines)
     p = start("batch", source, "-o", out, *SIM, "--no-trace", "-np", 1, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not Path(f"{out}.journal").exists() and p.poll() is None:
+    journal = Path(f"{out}.journal")
+    while not (journal.exists() and journal.stat().st_size) and p.poll() is None:
         time.sleep(0.01)
     p.kill(), p.wait()
-    assert Path(f"{out}.journal").exists()
+    assert journal.exists()
     expect(batch(source, out), 2)  # without --resume
     reordered = write_lines(new("reordered"), lines[::-1])
     assert b"another input" in expect(batch(reordered, out, "--resume", "--no-trace"), 3).stderr

@@ -2,10 +2,10 @@
 // that of any model.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
-#include "kernels/sim/operations.h"
 #include "src/base/witness_mix.h"
 #include "src/model/model.h"
 #include "tests/model/cache.h"
@@ -149,93 +149,181 @@ TEST_CASE("witness and counters are what the ledger would predict") {
     CHECK(outcome.rows_written == config.layers * length);
 }
 
-// ---- the tiles themselves
-
-struct Tiles {
-    Tiles() : cache(Model::sim()->config().tile_shape(), 4) {}
-    void stamp(Owner owner) {
-        std::uint32_t words = 0;
-        stamp_page(cache.memory(), 0, owner, 1, &words);
+// A cache and a pass over it, step by step.
+struct World {
+    explicit World(std::uint32_t pages) : cache(model->config().tile_shape(), pages) {}
+    void run(std::span<const std::int32_t> tokens, std::span<const SequenceView> views) {
+        (*forward)->run({.tokens = tokens, .sequences = views, .memory = cache.memory(), .step = 1},
+                        out);
     }
-    // Rows of `owner` in `page`.
-    void fill(Owner owner, std::uint32_t page, std::uint32_t rows, std::uint64_t seed) {
-        const std::vector<PageRef> table{{page, 1}};
-        SequenceReport report;
-        std::vector<float> v(std::size_t{rows} * 16);
-        for (std::uint32_t i = 0; i < rows; ++i) {
-            const std::uint64_t hash = mix64(seed + i);
-            std::memcpy(&v[std::size_t{i} * 16], &hash, sizeof hash);
-        }
-        sim_kernels().append(cache.memory(),
-                             {.reader = owner, .pages = table, .count = rows, .report = &report}, 0,
-                             0, v.data(), v.data());
-        REQUIRE(report.faults == 0);
+    std::vector<float> logits(std::size_t row) const {
+        return {out.logits[row].logits.begin(), out.logits[row].logits.end()};
     }
-    sim::Attended attend(Owner reader, PageRef entry, std::uint32_t rows, SequenceReport& report,
-                         bool check_headers = true) {
-        const std::vector<PageRef> table{entry};
-        std::vector<float> q(16), out(16);
-        const SequenceView view{.reader = reader,
-                                .pages = table,
-                                .first = rows - 1,
-                                .count = 1,
-                                .report = &report,
-                                .check_headers = check_headers};
-        sim_kernels().attend({.memory = cache.memory(),
-                              .layer = 0,
-                              .query_heads = 1,
-                              .q = q.data(),
-                              .out = out.data()},
-                             {.sequence = &view, .row_end = 1});
-        sim::Attended attended{};
-        std::memcpy(&attended, out.data(), sizeof attended);
-        return attended;
-    }
+    std::unique_ptr<Model> model = Model::sim();
+    ThreadPool threads{1};
+    Result<std::unique_ptr<ForwardPass>> forward =
+        ForwardPass::create(*model, sim_kernels(), threads, 8192, 8192, 1 << 20);
     Cache cache;
+    StepOutput out;
 };
 
 constexpr Owner kMine{TenantId{1}, RequestId{1}};
 constexpr Owner kSameTenant{TenantId{1}, RequestId{2}};
 constexpr Owner kForeign{TenantId{2}, RequestId{3}};
 
-TEST_CASE("a foreign tile is flagged and its rows are not used; with the check off they are") {
-    for (const Owner writer : {kSameTenant, kForeign}) {
-        Tiles tiles;
-        tiles.stamp(writer);
-        tiles.fill(writer, 0, 5, 100);
-        SequenceReport report;
-        CHECK(tiles.attend(kMine, {0, 1}, 5, report).sum == 0);
-        CHECK(report.faults == 1);
-        REQUIRE(report.first_faults.size() == 1);
-        CHECK(report.first_faults[0].loaded.request == number(writer.request));
-        SequenceReport unchecked;
-        CHECK(tiles.attend(kMine, {0, 1}, 5, unchecked, false).sum != 0);
-        CHECK(unchecked.faults == 0);
+TEST_CASE("one token in two places has two rows, and other logits") {
+    World world(2);
+    const std::vector<std::int32_t> tokens(20, 65);
+    Sequence sequence(world.cache, kMine, 20, [](std::uint32_t p) { return p; });
+    const SequenceView view = sequence.next(20, 0, 0);
+    world.run(tokens, {&view, 1});
+    REQUIRE(world.out.logits.size() == 20);
+    for (std::size_t i = 0; i < 20; ++i) {
+        for (std::size_t j = 0; j < i; ++j) {
+            CHECK(world.logits(i) != world.logits(j));
+        }
     }
 }
 
-TEST_CASE("a grant opens a tile of the same tenant, and gives the sum its writer would get") {
-    Tiles tiles;
-    tiles.stamp(kSameTenant);
-    tiles.fill(kSameTenant, 0, 16, 7);
-    SequenceReport own, granted, foreign;
-    const std::uint64_t sum = tiles.attend(kSameTenant, {0, 1}, 16, own).sum;
-    const PageRef entry{0, 1, kSameTenant.request};
-    CHECK(tiles.attend(kMine, entry, 16, granted).sum == sum);
-    CHECK(granted.faults == 0);
-    CHECK(tiles.attend(kForeign, entry, 16, foreign).sum == 0);
-    CHECK(foreign.faults == 1);
+TEST_CASE("adopted rows give the bits of recomputed ones, and are left out of the layer digests") {
+    const auto tokens = random_tokens(50, 4);
+    const Outcome whole = run(tokens, {});
+    World world(8);
+    Sequence donor(world.cache, kSameTenant, 32, [](std::uint32_t p) { return p; });
+    Sequence own(world.cache, kMine, 50, [](std::uint32_t p) { return 2 + p; });
+    const SequenceView first = donor.next(32, 0, 32);
+    world.run({tokens.data(), 32}, {&first, 1});
+    const std::vector<std::uint64_t> prefix = world.out.layer_digests;
+    SequenceView view = own.next(32, 0, 32);  // what is adopted is never computed
+    std::vector<PageRef> table(view.pages.begin(), view.pages.end());
+    table[0] = {0, 1, kSameTenant.request};
+    table[1] = {1, 2, kSameTenant.request};
+    view = own.next(18, 0, 17);
+    view.pages = table;
+
+    world.run({tokens.data() + 32, 18}, {&view, 1});
+
+    CHECK(view.report->faults == 0);
+    CHECK(std::memcmp(world.logits(0).data(), whole.logits.data(), whole.logits.size() * 4) == 0);
+    for (std::size_t layer = 0; layer < prefix.size(); ++layer) {
+        CHECK(prefix[layer] + world.out.layer_digests[layer] == whole.layers[layer]);
+    }
+
+    // And so does a request that computed them, when it is told where to begin.
+    Sequence alone(world.cache, kMine, 50, [](std::uint32_t p) { return 4 + p; });
+    const std::vector<std::uint64_t> adopted = world.out.layer_digests;
+    SequenceView all = alone.next(50, 0, 49);
+    all.digest_from = 32;
+    world.run(tokens, {&all, 1});
+    CHECK(world.out.layer_digests == adopted);
 }
 
-TEST_CASE("rows that nobody wrote are seen as poison where nothing stops their reading") {
-    Tiles tiles;
-    tiles.stamp(kMine);
-    tiles.fill(kMine, 0, 4, 9);
-    SequenceReport report;
-    CHECK(tiles.attend(kMine, {0, 1}, 4, report).poisoned == 0);
-    CHECK(tiles.attend(kMine, {0, 1}, 5, report, false).poisoned == 1);
-    CHECK(tiles.attend(kMine, {0, 1}, 5, report).poisoned == 0);
-    CHECK(report.faults == 1);
+TEST_CASE("a foreign page is flagged for the request that met it, and for no other") {
+    for (const bool check_headers : {true, false}) {
+        CAPTURE(check_headers);
+        World world(8);
+        const auto tokens = random_tokens(40, 5);
+        std::vector<std::vector<float>> clean;
+        for (const bool foreign : {false, true}) {
+            Sequence mine(world.cache, kMine, 40, [](std::uint32_t p) { return p; });
+            Sequence other(world.cache, kForeign, 40, [](std::uint32_t p) { return 3 + p; });
+            std::vector<SequenceView> views = {mine.next(20, 0, 20), other.next(20, 20, 20)};
+            std::vector<std::int32_t> batch(tokens.begin(), tokens.begin() + 20);
+            batch.insert(batch.end(), tokens.begin() + 20, tokens.end());
+            world.run(batch, views);
+            views = {mine.next(1, 0, 0), other.next(1, 1, 0)};
+            std::vector<PageRef> table(views[0].pages.begin(), views[0].pages.end());
+            if (foreign) {
+                table[0] = views[1].pages[0];
+            }
+            views[0].pages = table;
+            views[0].check_headers = check_headers;
+            world.run({tokens.data(), 2}, views);
+            REQUIRE(world.out.logits.size() == 2);
+            CHECK((views[0].report->faults != 0) == (foreign && check_headers));
+            CHECK(views[1].report->faults == 0);
+            CHECK(world.out.logits[0].owner == kMine);
+            CHECK(world.out.logits[1].owner == kForeign);
+            if (!foreign) {
+                clean = {world.logits(0), world.logits(1)};
+            } else {
+                CHECK(world.logits(0) != clean[0]);
+                CHECK(world.logits(1) == clean[1]);
+            }
+            for (std::uint32_t page = 0; page < 8; ++page) {  // for the next round
+                std::uint32_t mismatches = 0;
+                sim_kernels().scrub(world.cache.memory(), page, kMine, 0, &mismatches);
+            }
+        }
+    }
+}
+
+TEST_CASE("poison that is read makes the row nonfinite, and no other") {
+    World world(8);
+    const auto tokens = random_tokens(42, 6);
+    Sequence mine(world.cache, kMine, 40, [](std::uint32_t p) { return p; });
+    Sequence other(world.cache, kForeign, 40, [](std::uint32_t p) { return 3 + p; });
+    std::vector<SequenceView> views = {mine.next(20, 0, 20), other.next(20, 20, 20)};
+    world.run({tokens.data(), 40}, views);
+    std::uint16_t* const keys = tile_keys(world.cache.memory().tile(0, 1, 0));
+    for (std::uint32_t d = 0; d < 16; ++d) {
+        keys[d * kPageTokens + 5] = kPoisonHalf;  // one row of the second layer
+    }
+    views = {mine.next(1, 0, 0), other.next(1, 1, 0)};
+    world.run({tokens.data() + 40, 2}, views);
+    REQUIRE(world.out.logits.size() == 2);
+    CHECK(world.out.logits[0].nonfinite);
+    CHECK_FALSE(world.out.logits[1].nonfinite);
+    CHECK(views[0].report->faults == 0);
+}
+
+TEST_CASE("a decode deep in a long prompt depends on its first row") {
+    const std::uint32_t length = 20'000;
+    std::vector<std::vector<float>> answers;
+    for (const std::int32_t begin : {1, 2}) {
+        World world(length / 16 + 1);
+        std::vector<std::int32_t> tokens = random_tokens(length + 1, 7);
+        tokens[0] = begin;
+        Sequence sequence(world.cache, kMine, length + 1, [](std::uint32_t p) { return p; });
+        for (std::uint32_t done = 0; done < length; done += 512) {
+            const std::uint32_t count = std::min(512u, length - done);
+            const SequenceView view = sequence.next(count, 0, count);
+            world.run({tokens.data() + done, count}, {&view, 1});
+        }
+        const SequenceView view = sequence.next(1, 0, 0);
+        world.run({tokens.data() + length, 1}, {&view, 1});
+        answers.push_back(world.logits(0));
+        CHECK(view.report->faults == 0);
+    }
+    CHECK(answers[0] != answers[1]);
+}
+
+TEST_CASE("logits spread over their range, every byte is picked, and an end now and then") {
+    World world(512);
+    const auto tokens = random_tokens(8192, 8);
+    Sequence sequence(world.cache, kMine, 8192, [](std::uint32_t p) { return p; });
+    const SequenceView view = sequence.next(8192, 0, 0);
+    world.run(tokens, {&view, 1});
+    const std::size_t vocab = world.model->config().vocab;
+    std::vector<std::uint32_t> picked(vocab);
+    float least = 0, most = 0;
+    for (const LogitsRow& row : world.out.logits) {
+        CHECK_FALSE(row.nonfinite);
+        ++picked[sim_kernels().argmax(row.logits.data(), vocab)];
+        const auto [low, high] = std::minmax_element(row.logits.begin(), row.logits.end());
+        least = std::min(least, *low);
+        most = std::max(most, *high);
+    }
+    CHECK(least >= -8.0f);
+    CHECK(most < 8.0f);
+    CHECK(most - least > 15.9f);
+    for (std::size_t byte = 0; byte < 256; ++byte) {
+        CHECK(picked[byte] > 0);
+    }
+    const std::uint32_t ends = picked[256] + picked[258];
+    CHECK(ends > 8192 / 300);
+    CHECK(ends < 8192 / 80);
+    CHECK(picked[257] == 0);
 }
 
 }  // namespace

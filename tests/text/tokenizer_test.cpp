@@ -327,3 +327,38 @@ TEST_CASE("a stream does not hold back bytes that can never become a character")
           "\xe6"
           "a");
 }
+
+TEST_CASE("the byte tokenizer takes any bytes and gives them back") {
+    const Tokenizer tokenizer = Tokenizer::of_bytes();
+    CHECK(tokenizer.size() == 259);
+    std::string text;
+    for (int round = 0; round < 3; ++round) {
+        for (int byte = 255; byte >= 0; --byte) {
+            text += static_cast<char>(byte * (2 * round + 1));
+        }
+    }
+    const auto ids = tokenizer.encode(text, SpecialTokens::parse);
+    REQUIRE(ids);
+    REQUIRE(ids->size() == text.size());
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        CHECK((*ids)[i] == static_cast<std::uint8_t>(text[i]));
+        CHECK(tokenizer.bytes((*ids)[i]) == text.substr(i, 1));
+    }
+    CHECK(tokenizer.decode(*ids) == text);
+    CHECK(tokenizer.encode("", SpecialTokens::parse)->empty());
+}
+
+TEST_CASE(
+    "the byte tokenizer's special tokens are three, two of them ends, and only where asked for") {
+    const Tokenizer tokenizer = Tokenizer::of_bytes();
+    const std::string text = "a<|im_start|>b<|im_end|><|endoftext|>";
+    CHECK(*tokenizer.encode(text, SpecialTokens::parse) ==
+          std::vector<TokenId>{'a', 257, 'b', 258, 256});
+    CHECK(tokenizer.encode(text, SpecialTokens::as_text)->size() == text.size());
+    CHECK(tokenizer.eos() == 258);
+    CHECK(tokenizer.ends_generation(256));
+    CHECK(tokenizer.ends_generation(258));
+    CHECK_FALSE(tokenizer.ends_generation(257));
+    CHECK_FALSE(tokenizer.ends_generation(10));
+    CHECK_FALSE(tokenizer.adds_bos());
+}
