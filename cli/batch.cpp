@@ -79,6 +79,10 @@ Status check_flags(const BatchFlags& flags, const Session& session) {
             "--stream answers on stdout as lines finish: -o -, without --resume, --unordered, "
             "--shard and --errors");
     }
+    if (is_private_tenant(flags.tenant)) {
+        return usage(
+            fmt::format("--tenant {}: that name is kept for lines without a tenant", flags.tenant));
+    }
     if (flags.output == "-" && flags.resume) {
         return usage("--resume needs a file to go on with: -o FILE");
     }

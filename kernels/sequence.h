@@ -67,8 +67,7 @@ struct SequenceView {
     std::uint32_t logits_from =
         0;  // new tokens with index >= this get logits (count - 1: the last one)
     SequenceReport* report = nullptr;
-    bool check_headers = true;      // false only under a fault plan: then the witness stands alone
-    std::uint32_t digest_from = 0;  // positions before it are not part of the layer digests
+    bool check_headers = true;  // false only under a fault plan: then the witness stands alone
 };
 
 }  // namespace kvw

@@ -296,8 +296,9 @@ Status check_choice(const RecordedRun& recorded, const SoloChoice& choice) {
     const std::string name = "request " + std::to_string(*choice.request);
     const auto found = recorded.requests.find(*choice.request);
     if (found == recorded.requests.end()) {
-        return Error{ErrorCode::usage, name + " is not in this trace, which has " +
-                                           std::to_string(recorded.requests.size()) + " requests"};
+        return Error{ErrorCode::usage, name + " is not among the " +
+                                           std::to_string(recorded.requests.size()) +
+                                           " of this trace"};
     }
     if (!sampled_anything(found->second)) {
         return Error{ErrorCode::usage, name + " sampled nothing, so there is nothing to run alone"};

@@ -130,6 +130,9 @@ Result<Certificate> verify(const Path& trace, const VerifyOptions& options) {
     if (!ledger.headers_checked()) {
         add_incomplete(certificate, "headers_not_checked");
     }
+    if (!ledger.numerics_known()) {
+        add_incomplete(certificate, "unknown_numerics");
+    }
     if (!options.controls) {
         add_incomplete(certificate, "controls_off");
     }

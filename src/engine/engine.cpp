@@ -500,6 +500,9 @@ bool Engine::cancel(RequestId id, FinishReason reason) {
 }
 
 void Engine::delivered(RequestId id, std::string_view bytes) {
+    if (bytes.empty()) {
+        return;
+    }
     const auto found = state_->requests.find(number(id));
     check(found != state_->requests.end(),
           "bytes are delivered before their request's end is recorded");

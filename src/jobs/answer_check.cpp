@@ -289,7 +289,7 @@ class Checker {
         check_prompt(*raw, request, key->second, line);
         check_answer(answer, request, key->second, line);
         const std::string& name = trace.tenants[tenant];
-        if (name.starts_with("line-") && name != private_tenant(number_of_line)) {
+        if (is_private_tenant(name) && name != private_tenant(number_of_line)) {
             find(line + ": the record gives it to " + name);
         }
         result_.tied += result_.findings.size() == before ? 1 : 0;

@@ -28,11 +28,6 @@ bool is_tenant(std::string_view name) {
     });
 }
 
-bool is_private(std::string_view name) {
-    return name.starts_with(kPrivatePrefix) &&
-           name.find_first_not_of("0123456789", kPrivatePrefix.size()) == std::string_view::npos;
-}
-
 // What a line's fields give. The first thing that is wrong with it is what is said; the rest is
 // not looked at.
 class Reader {
@@ -404,7 +399,7 @@ void read_tenant(const Json& object, const JobOptions& options, JobLine& line, R
         return read.fail("invalid_tenant", field + " has " + std::to_string(tenant->size()) +
                                                " bytes; a tenant is 1 to 64 of a-z 0-9 . _ -");
     }
-    if (is_private(*tenant)) {
+    if (is_private_tenant(*tenant)) {
         return read.fail("invalid_tenant", field + " is " + *tenant +
                                                ", a name that is kept for lines without a tenant");
     }
@@ -445,6 +440,11 @@ std::string short_digest(std::string_view text) {
 
 std::string private_tenant(std::uint64_t line) {
     return std::string(kPrivatePrefix) + std::to_string(line);
+}
+
+bool is_private_tenant(std::string_view name) {
+    return name.size() > kPrivatePrefix.size() && name.starts_with(kPrivatePrefix) &&
+           name.find_first_not_of("0123456789", kPrivatePrefix.size()) == std::string_view::npos;
 }
 
 std::uint64_t derived_seed(std::uint64_t job_seed, const std::string& custom_id,

@@ -52,6 +52,7 @@ struct JobLine {
 
 // The tenant of a line that has nobody else's: "line-7". No line may name one like it.
 std::string private_tenant(std::uint64_t line);
+bool is_private_tenant(std::string_view name);
 // The seed of a line that brings none: from the job's, its custom_id and its digest, so that every
 // run, shard and resume draws the same.
 std::uint64_t derived_seed(std::uint64_t job_seed, const std::string& custom_id,

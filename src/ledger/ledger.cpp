@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "kernels/kernels.h"
 #include "src/base/check.h"
 #include "src/base/text.h"
 #include "src/base/witness_mix.h"
@@ -13,6 +14,8 @@ namespace kvw {
 
 namespace {
 
+constexpr std::uint64_t kClassDevice =
+    2;  // model.class: 0 (files of version 1.0) and 1 portable, 2 device
 constexpr std::uint64_t kTilesMax = 1u << 20;
 constexpr std::size_t kFaultsKept = 64;
 constexpr std::size_t kNameBytesMax = 64;
@@ -291,6 +294,7 @@ void Ledger::on_run(const Event& event) {
     }
     run_seen_ = true;
     headers_checked_ = run.check_headers != 0;
+    numerics_known_ &= run.numerics == kNumericsVersion;
     if (run.page_tokens != kPageTokens) {
         gap({}, "pages of " + str(run.page_tokens) + " rows; this reader follows pages of " +
                     str(kPageTokens));
@@ -299,6 +303,7 @@ void Ledger::on_run(const Event& event) {
 
 void Ledger::on_model(const Event& event) {
     const auto model = event.as<events::Model>();
+    numerics_known_ &= model.klass <= kClassDevice;
     if (tiles_ != 0) {
         return gap({}, "a second model in one run");
     }

@@ -145,6 +145,8 @@ class Ledger {
     bool gap_seen() const { return gap_seen_; }
     // False when the run says that its kernels did not check headers: then only the witness stands.
     bool headers_checked() const { return headers_checked_; }
+    // False when the run's numbers are of a version or class that this reader does not know.
+    bool numerics_known() const { return numerics_known_; }
     // Names one tenant number ("" when the trace never named it).
     std::string_view tenant_name(TenantId id) const;
 
@@ -177,7 +179,7 @@ class Ledger {
         PageState state = PageState::virgin;
         std::uint8_t rows = 0;       // written, once its owner let go; until then the table says it
         bool irregular : 1 = false;  // who wrote each row is in writers_
-        bool poison_checked : 1 = false;  // since the last alloc
+        bool poison_checked : 1 = false;  // since the last alloc and scrub
         bool quarantined : 1 = false;
         bool taken_away : 1 = false;  // drained or scrubbed while somebody held it
         bool spoilt : 1 = false;      // mark_holders() marked its readers
@@ -368,7 +370,7 @@ class Ledger {
     std::uint64_t next_event_ = 1;
     std::uint64_t event_ = 0;  // the one being applied
     std::uint64_t last_request_ = 0;
-    bool run_seen_ = false, headers_checked_ = true;
+    bool run_seen_ = false, headers_checked_ = true, numerics_known_ = true;
     bool step_open_ = false;
     std::uint64_t step_ = 0, step_sequences_ = 0, step_rows_ = 0;
     std::uint64_t scrub_witness_ = 0;

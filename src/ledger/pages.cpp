@@ -119,7 +119,7 @@ void Ledger::on_poison_check(const Event& event) {
     if (page == nullptr) {
         return;
     }
-    page->poison_checked = true;
+    page->poison_checked = check.words > 0;
     if (check.wrong > 0) {
         report({.kind = ViolationKind::missing_scrub,
                 .layer = ProofLayer::kernel,
@@ -250,6 +250,7 @@ void Ledger::on_scrub(const Event& event) {
     if (page == nullptr) {
         return;
     }
+    page->poison_checked = false;  // a look before says nothing about this one
     const std::uint64_t expected =
         page->state == PageState::virgin
             ? virgin_witness_

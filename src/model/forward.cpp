@@ -568,9 +568,6 @@ void ForwardPass::State::end_step(StepOutput& out) {
     out.layer_digests.assign(input->sequences.size() * config.layers, 0);
     for (std::uint32_t layer = 0; layer < config.layers; ++layer) {
         for (std::size_t r = 0; r < rows.size(); ++r) {
-            if (rows[r].position < input->sequences[rows[r].sequence].digest_from) {
-                continue;
-            }
             fold_row(out.layer_digests[std::size_t{rows[r].sequence} * config.layers + layer],
                      layer_rows[std::size_t{layer} * batch_rows + r], rows[r].position);
         }

@@ -98,8 +98,8 @@ struct StepInput {
 
 struct StepOutput {
     std::vector<LogitsRow> logits;             // in order of sequences, then positions
-    std::vector<std::uint64_t> layer_digests;  // [sequence][layer]: this step's rows from
-                                               // digest_from on, folded by position
+    std::vector<std::uint64_t> layer_digests;  // [sequence][layer]: this step's rows,
+                                               // folded by position
 };
 
 // The scratch of a forward pass and the plan of its phases. Same bits whatever shares the step.

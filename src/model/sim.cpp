@@ -112,9 +112,7 @@ void SimPass::run(const StepInput& input, StepOutput& out) {
                 std::memcpy(&attended, &attended_[row * stride], sizeof attended);
                 hidden_[row] = mix(hidden_[row], attended.sum ^ kSumSalt);
                 poisoned_[row] |= attended.poisoned != 0 ? 1 : 0;
-                if (sequence.first + i >= sequence.digest_from) {
-                    fold_row(digest, hidden_[row], sequence.first + i);
-                }
+                fold_row(digest, hidden_[row], sequence.first + i);
             }
         }
     }

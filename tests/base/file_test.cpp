@@ -75,6 +75,31 @@ TEST_CASE("create() does not follow a symbolic link") {
     CHECK(read_file(folder / "target", 100) == "precious");
 }
 
+TEST_CASE("what is not a regular file is neither emptied nor renamed over") {
+    const Folder folder;
+    fs::create_directory(folder / "folder");
+    REQUIRE(::mkfifo((folder / "fifo").c_str(), 0600) == 0);
+    file_with(folder / "target", "precious");
+    fs::create_symlink(folder / "target", folder / "link");
+    for (const char* name : {"folder", "fifo", "link"}) {
+        CAPTURE(name);
+        const Path path = folder / name;
+        const auto kind = fs::symlink_status(path).type();
+        const auto created = File::create(path, true);
+        const Status renamed = rename_replace(file_with(folder / "new", "new"), path);
+        REQUIRE_FALSE(created);
+        REQUIRE_FALSE(renamed);
+        CHECK(created.error().code == ErrorCode::file_exists);
+        CHECK(renamed.error().code == ErrorCode::file_exists);
+        CHECK(renamed.error().message.find("is not a regular file") != std::string::npos);
+        CHECK(fs::symlink_status(path).type() == kind);
+        fs::remove(folder / "new");
+    }
+    CHECK(read_file(folder / "target", 100) == "precious");
+    CHECK(check_replaceable(folder / "target"));
+    CHECK(check_replaceable(folder / "nothing"));
+}
+
 TEST_CASE("reading at an offset gives exactly the bytes asked for, or an error") {
     const Folder folder;
     const auto file = File::open_read(file_with(folder / "a", "0123456789"));

@@ -170,6 +170,131 @@ def the_proof_can_be_measured():
     assert not list((HERE / "tmp").iterdir())
 
 
+SIM = ["--device", "sim", "-p", "hi", "-n", 3]
+
+
+def recorded(name):
+    trace = HERE / name
+    one_object(kvw("run", *SIM, "--trace", trace, "--json"), 0)
+    return trace
+
+
+@test()
+def a_name_that_is_empty_or_a_stream_is_refused_before_any_work():
+    trace = recorded("streams.kvw.zst")
+    (HERE / "cwd/.partial").write_bytes(trace.read_bytes())
+    for name in ("", "-"):
+        for args in (["run", *SIM, "--trace", name], ["verify", name], ["verify", trace, name], ["trace", "show", name],
+                     ["trace", "dump", name], ["trace", "rm", name], ["replay", name, "--device", "sim"],
+                     ["verify", trace, "--certificate", name], ["replay", trace, "--device", "sim", "--certificate", name],
+                     ["batch", "merge", trace, "-o", name], ["batch", "merge", name, "-o", "merged"],
+                     ["batch", HERE / "in", "-o", "out", "--errors", name], ["batch", "check", name, name]):
+            assert one_object(kvw(*args, "--json", stdin=b""), 2, "usage").get("verdict") is None, args
+    for args in (["run", "-f", ""], ["run", "-m", "", "-p", "a"], ["run", *SIM, "--trace-dir", ""], ["run", *SIM, "--config", ""],
+                 ["trace", "ls", "--trace-dir", ""], ["model", "info", ""], ["model", "tokenize", "", "a"], ["batch", "", "-o", "out"],
+                 ["batch", HERE / "in", "-o", ""], ["config", "check", ""]):
+        one_object(kvw(*args, "--json"), 2, "usage")
+    os.mkfifo(HERE / "pipe")
+    assert "must be a file" in one_object(kvw("verify", HERE / "pipe", "--json"), 2, "usage")["error"]["message"]
+    (HERE / "cwd/.partial").unlink()
+    assert not list((HERE / "cwd").iterdir())
+
+
+@test()
+def force_replaces_regular_files_only():
+    trace = recorded("forced.kvw.zst")
+    kept = trace.read_bytes()
+    places = HERE / "places"
+    places.mkdir()
+    (places / "folder").mkdir()
+    os.mkfifo(places / "fifo")
+    (places / "link").symlink_to(trace)
+    try:
+        os.mknod(places / "device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        (places / "device_link").symlink_to(places / "device")
+    except PermissionError:
+        pass  # only root makes devices
+    kinds = {p: os.lstat(p) for p in places.iterdir()}
+    (HERE / "lines").write_text('{"custom_id":"a"}\n')
+    for path in kinds:
+        for args in (["run", *SIM, "--trace", path], ["verify", trace, "--certificate", path], ["batch", "merge", trace, "-o", path],
+                     ["batch", HERE / "lines", "-o", path, "--device", "sim"],
+                     ["batch", HERE / "lines", "-o", HERE / "out", "--errors", path, "--device", "sim"]):
+            refused = one_object(kvw(*args, "--force", "--json"), 2, "file_exists")["error"]["message"]
+            assert f"{path} is not a regular file" in refused, refused
+    assert {p: (s.st_mode, s.st_ino) for p, s in kinds.items()} == {p: (os.lstat(p).st_mode, os.lstat(p).st_ino) for p in places.iterdir()}
+    assert trace.read_bytes() == kept and not (HERE / "out").exists()
+    one_object(kvw("run", *SIM, "--trace", trace, "--force", "--json"), 0)
+    assert trace.read_bytes() != kept and one_object(kvw("verify", trace, "--json"), 0)["verdict"] == "PROVEN"
+
+
+@test()
+def removing_a_trace_removes_what_it_stands_for_and_nothing_else():
+    folder = HERE / "remove"
+    folder.mkdir()
+    whole = recorded("remove/bar.kvw.zst")
+    bytes_of = whole.read_bytes()
+    for name in ("bar.sig", "bar.tail", "bar.kvw.zst.sig", "bar.kvw.zst.tail"):
+        (folder / name).touch()
+    assert one_object(kvw("trace", "rm", folder / "bar", whole, "--json"), 0)["removed"] == [str(whole)]
+    assert sorted(p.name for p in folder.iterdir()) == ["bar.sig", "bar.tail"]
+    # One name, two runs: a whole trace, and what a later recorder left when it was to replace it.
+    partial = folder / "bar.kvw.zst.partial"
+    for path in (whole, partial):
+        path.write_bytes(bytes_of)
+    (folder / "bar.kvw.zst.tail").touch()
+    assert one_object(kvw("trace", "rm", folder / "bar", "--json"), 0)["removed"] == [str(whole)]
+    assert partial.exists() and (folder / "bar.kvw.zst.tail").exists()
+    assert one_object(kvw("trace", "rm", folder / "bar", "--json"), 0)["removed"] == [str(partial)]
+    assert sorted(p.name for p in folder.iterdir()) == ["bar.sig", "bar.tail"]
+    one_object(kvw("trace", "rm", folder / "bar", "--json"), 5, "io")
+
+
+@test()
+def solo_of_a_request_that_is_not_there_is_named():
+    trace = recorded("solo.kvw.zst")
+    wrong = one_object(kvw("replay", trace, "--device", "sim", "--solo", 99, "--json"), 2, "usage")
+    assert "request 99" in wrong["error"]["message"] and "verdict" not in wrong, wrong
+    assert one_object(kvw("replay", trace, "--device", "sim", "--solo", 1, "--json"), 0)["level"] == "solo"
+
+
+@test()
+def a_signal_ends_the_wait_for_input():
+    fifo = HERE / "input"
+    os.mkfifo(fifo)
+    for command in (["run", "--device", "sim", "-f"], ["batch", "--device", "sim", "-o", "unwritten"]):
+        for name in ("/dev/stdin", "-", str(fifo)):
+            for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+                p = subprocess.Popen([str(BINARY), *command, name, "--json"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                     stderr=subprocess.PIPE, env=ENV, cwd=HERE / "cwd")
+                wait_until_asleep(p.pid)
+                p.send_signal(number)
+                try:
+                    p.wait(30)
+                finally:
+                    p.kill()
+                out, err = p.communicate()
+                one_object(Ran(p.returncode, out, err), code, "cancelled")
+    assert not list((HERE / "cwd").iterdir()) and not list((HERE / "tmp").iterdir())
+
+
+def wait_until_asleep(pid):
+    """Until the process has slept for a while, as it does only when it waits for input."""
+    asleep, until = 0, time.monotonic() + 60
+    while asleep < 10 and time.monotonic() < until:
+        time.sleep(0.02)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+
+
+@test()
+def a_stack_that_is_too_small_is_named_with_both_sizes():
+    ran = subprocess.run(["bash", "-c", 'ulimit -s 256; "$@"', "_", str(BINARY), "run", *map(str, SIM), "--no-trace", "--json"],
+                         capture_output=True, env=ENV)
+    message = one_object(Ran(ran.returncode, ran.stdout, ran.stderr), 5, "out_of_memory")["error"]["message"]
+    assert "256 KiB" in message and "512 KiB" in message, message
+
+
 # ---- with a model
 
 PROMPT = "The house at the end of the street was old, and nobody had"

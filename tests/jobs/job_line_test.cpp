@@ -211,6 +211,7 @@ TEST_CASE("a tenant is what the named field says, and lines without one share wi
     CHECK(by_field.code(line("d", R"(,"customer":"line-2")")) == "invalid_tenant");
     CHECK(by_field.code(line("e", R"(,"customer":7)")) == "invalid_type");
     CHECK(by_field.code(line("f", R"(,"tenant":"acme")")) == "tenant_not_allowed");
+    CHECK(by_field.parse(line("g", R"(,"customer":"line-up")")).request.tenant == "line-up");
     Parser given({.tenant = "acme", .tenant_field = "tenant"});
     CHECK(given.parse(line("a", "")).request.tenant == "acme");
     CHECK(given.parse(line("b", R"(,"tenant":"zeta")")).request.tenant == "zeta");

@@ -100,7 +100,8 @@ std::string evidence(const SequenceReport& report) {
               std::uint64_t{loaded.layer}, std::uint64_t{loaded.head},
               std::uint64_t{loaded.rows_written}, std::uint64_t(loaded.state), fault.shadow_writer,
               std::uint64_t{fault.from_shadow}}) {
-            text += " " + std::to_string(field);
+            text += ' ';
+            text += std::to_string(field);
         }
     }
     return text;

@@ -28,7 +28,7 @@ class History {
     explicit History(std::uint64_t pages, std::uint64_t decode_pages = 0)
         : pages_(pages + decode_pages), prefill_pages_(pages), split_(decode_pages > 0) {
         add(events::Run{1, kPageTokens, 1});
-        add(events::Model{1, 2, 3, 4, kLayers, kHeads, 16, 256, 4096, 0}, "history");
+        add(events::Model{1, 2, 3, 4, kLayers, kHeads, 16, 256, 4096, 1}, "history");
         add(events::Pool{0, 0, 0, pages, pages * kPageTokens});
         if (split_) {
             add(events::Pool{1, 0, pages, decode_pages, decode_pages * kPageTokens});

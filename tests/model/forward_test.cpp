@@ -380,41 +380,6 @@ TEST_CASE("logits that are not finite are flagged in their own row") {
     }
 }
 
-TEST_CASE(
-    "positions before digest_from are not part of the layer digests, and nothing else changes") {
-    const TinyModel tiny{TinyShape{}};
-    const std::vector<std::int32_t> tokens = random_tokens(20, 10);
-    ThreadPool threads(2);
-    const std::unique_ptr<Model> model = load(tiny, threads);
-    const auto forward = ForwardPass::create(*model, best_kernels(), threads, 40, 40, kContext);
-    const auto step = [&](std::vector<std::uint32_t> digest_from) {
-        const Cache cache(model->config().tile_shape(), 4);
-        Sequence a(cache, {TenantId{1}, RequestId{1}}, 20, [](std::uint32_t p) { return p; });
-        Sequence b(cache, {TenantId{2}, RequestId{9}}, 20, [](std::uint32_t p) { return 2 + p; });
-        std::vector<std::int32_t> batch = tokens;
-        batch.insert(batch.end(), tokens.begin(), tokens.end());
-        std::vector<SequenceView> views = {a.next(20, 0, 19), b.next(20, 20, 19)};
-        views[0].digest_from = digest_from[0];
-        views[1].digest_from = digest_from[1];
-        StepOutput out;
-        (*forward)->run({batch, views, cache.memory(), false}, out);
-        return std::pair(out.layer_digests, out.logits[1].digest);
-    };
-    const std::size_t layers = tiny.shape().layers;
-    const auto [all, digest] = step({0, 0});
-    const auto [late, late_digest] = step({0, 12});
-    const auto [none, none_digest] = step({20, 1000});
-
-    CHECK(late_digest == digest);
-    CHECK(none_digest == digest);
-    CHECK(none == std::vector<std::uint64_t>(2 * layers, 0));
-    const Outcome early = run(tiny, {tokens.begin(), tokens.begin() + 12}, {});
-    for (std::size_t layer = 0; layer < layers; ++layer) {
-        CHECK(late[layer] == all[layer]);
-        CHECK(late[layers + layer] + early.layers[layer] == all[layer]);
-    }
-}
-
 TEST_CASE("each row of logits carries the owner of its view, and the step") {
     const TinyModel tiny{TinyShape{}};
     const std::vector<std::int32_t> tokens = random_tokens(9, 11);

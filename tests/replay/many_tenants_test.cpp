@@ -365,7 +365,68 @@ void run_on_sim(const Load& load, std::uint64_t first_seed) {
                   << " transfers, generations up to " << sum.generations_most);
 }
 
+// The same on a real model, KVW_REAL_MODEL=FILE: minutes, so only where it is asked for.
+TEST_CASE("64 requests of 8 tenants on a real model, on every instruction set") {
+    const char* path = std::getenv("KVW_REAL_MODEL");
+    if (path == nullptr) {
+        MESSAGE("KVW_REAL_MODEL is not set: skipped");
+        return;
+    }
+    const auto gguf = Gguf::open(path);
+    REQUIRE_MESSAGE(gguf, (gguf ? "" : gguf.error().message));
+    const auto tokenizer = Tokenizer::create(*gguf);
+    REQUIRE(tokenizer);
+    ThreadPool threads(2);
+    const auto model = Model::load(*gguf, threads);
+    REQUIRE_MESSAGE(model, (model ? "" : model.error().message));
+    struct Share {
+        const char* isa;
+        Load load;
+    };
+    const Share shares[] = {
+        {"avx512", kLarge},
+        {"avx512", kSmall},
+        {"avx2", {.rows = 1024, .prompt_least = 3, .prompt_most = 900, .requests = 16}},
+        {"ref", {.rows = 256, .prompt_least = 3, .prompt_most = 40, .requests = 4, .tenants = 2}},
+    };
+    const Digest256 sha256{7};
+    const Scratch scratch;
+    for (const Share& share : shares) {
+        const Kernels* kernels = kernels_named(share.isa);
+        if (kernels == nullptr) {
+            MESSAGE(share.isa << " is not on this processor: skipped");
+            continue;
+        }
+        CAPTURE(share.isa);
+        const ReplayModel real{**model, *tokenizer, *kernels, threads, sha256};
+        run_load(real, {"real", sha256}, share.load, from_environment("KVW_SEED", 7), scratch,
+                 (*model)->config().context, 4);
+    }
+}
+
 TEST_CASE("64 requests of 8 tenants on 4,096 rows, seed after seed") { run_on_sim(kLarge, 1000); }
 TEST_CASE("64 requests of 8 tenants on 1,024 rows, seed after seed") { run_on_sim(kSmall, 5000); }
+
+TEST_CASE("a long run on 1,024 rows hands each page out more than a hundred times") {
+    const std::unique_ptr<Model> model = Model::sim();
+    const Tokenizer tokenizer = Tokenizer::of_bytes();
+    ThreadPool threads(1);
+    const ReplayModel sim{*model, tokenizer, sim_kernels(), threads, sim_sha256()};
+    const Scratch scratch;
+    Facts sum;
+    for (const std::uint64_t seed : {21, 22}) {  // unified and split among them
+        const Facts facts =
+            run_load(sim, {"sim", sim_sha256()},
+                     {.rows = 1024, .prompt_least = 3, .prompt_most = 900, .requests = 700}, seed,
+                     scratch, 4096, 0);
+        CHECK(facts.generations_most > 100);
+        CHECK(facts.tenant_changes > 1000);
+        CHECK(facts.cancels > 0);
+        add(sum, facts);
+    }
+    CHECK(sum.preemptions > 0);
+    CHECK(sum.adopts > 0);
+    CHECK(sum.transfers > 0);
+}
 
 }  // namespace

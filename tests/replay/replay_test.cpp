@@ -103,7 +103,9 @@ void record(const Path& path, const Loaded& loaded, std::uint32_t batch_rows = 2
         const auto outputs = (*engine)->step();
         REQUIRE(outputs.has_value());
         for (const Output& output : *outputs) {
-            (*engine)->delivered(output.request, output.bytes);
+            if (!output.bytes.empty()) {
+                (*engine)->delivered(output.request, output.bytes);
+            }
         }
         if (++steps == 3) {
             CHECK((*engine)->cancel(ids[9]));
@@ -209,6 +211,22 @@ TEST_CASE("solo of one request is level execution, and says that others were not
         said |= reason.starts_with("solo_sampled");
     }
     CHECK(said);
+}
+
+TEST_CASE("solo of a request that is not there or was refused is an error that names it") {
+    const Scratch folder;
+    const Loaded loaded;
+    record(folder / "run.kvw.zst", loaded);
+    const auto refusal = [&](std::uint64_t request) {
+        const auto result =
+            replay(folder / "run.kvw.zst", loaded.for_replay(), {.solo = {.request = request}});
+        REQUIRE_FALSE(result.has_value());
+        CHECK(result.error().code == ErrorCode::usage);
+        return result.error().message;
+    };
+
+    CHECK(refusal(99) == "request 99 is not among the 11 of this trace");
+    CHECK(refusal(11) == "request 11 sampled nothing, so there is nothing to run alone");
 }
 
 TEST_CASE("execution can stop at a moment, and then claims no more than the record") {

@@ -410,6 +410,46 @@ TEST_CASE("random clean runs are proven with every control caught, chunks and ta
     }
 }
 
+TEST_CASE("numbers of an unknown version or class are not called proven") {
+    History history(8);
+    const std::uint64_t id = history.begin(history.tenant("local"), 20);
+    history.step({id});
+    history.finish(id, FinishReason::cancelled);
+    history.end();
+    REQUIRE(certificate_of(history.events).verdict == Verdict::proven);
+    for (const auto& [kind, field] : {std::pair{EventKind::run, 0}, {EventKind::model, 9}}) {
+        std::vector<Event> changed = history.events;
+        const auto event = std::find_if(changed.begin(), changed.end(),
+                                        [&](const Event& e) { return e.kind == kind; });
+        REQUIRE(event != changed.end());
+        event->fields[static_cast<std::size_t>(field)] = 77;
+        const Certificate certificate = certificate_of(changed);
+        CHECK(certificate.verdict == Verdict::unproven);
+        CHECK(certificate.reasons == std::vector<std::string>{"unknown_numerics"});
+    }
+}
+
+TEST_CASE("a look at no words, and a look before the scrub, are no looks at the poison") {
+    History history(8);
+    const std::uint64_t id = history.begin(history.tenant("local"), 20);
+    history.step({id});
+    history.finish(id, FinishReason::cancelled);
+    history.end();
+    REQUIRE(certificate_of(history.events).verdict == Verdict::proven);
+    std::vector<Event> blind = history.events;
+    const auto is_check = [](const Event& e) { return e.kind == EventKind::poison_check; };
+    const auto check = std::find_if(blind.begin(), blind.end(), is_check);
+    REQUIRE(check != blind.end());
+    std::vector<Event> early = blind;
+    check->fields[1] = 0;
+    CHECK(certificate_of(blind).verdict == Verdict::violation);
+    const auto at = std::find_if(early.begin(), early.end(), is_check);
+    REQUIRE(at != early.begin());
+    REQUIRE(std::prev(at)->kind == EventKind::scrub);
+    std::iter_swap(at, std::prev(at));
+    CHECK(certificate_of(early).verdict == Verdict::violation);
+}
+
 TEST_CASE("progress comes with the number of events") {
     const TempFolder folder;
     History history(64);

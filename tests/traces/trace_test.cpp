@@ -284,6 +284,38 @@ TEST_CASE("nothing that exists is replaced or taken over unless asked") {
               .code == ErrorCode::usage);
 }
 
+TEST_CASE("only a regular file is replaced by a trace") {
+    TempFolder folder;
+    REQUIRE(::mkfifo((folder / "a.kvw.zst").c_str(), 0600) == 0);
+    REQUIRE(::mkfifo((folder / "b.kvw.zst.tail").c_str(), 0600) == 0);
+    for (const char* name : {"a.kvw.zst", "b.kvw.zst"}) {
+        const auto writer = TraceWriter::create(
+            {.path = folder / name, .run_id = some_run_id(), .replace = true}, StoppedClock());
+        REQUIRE_FALSE(writer.has_value());
+        CHECK(writer.error().code == ErrorCode::file_exists);
+        CHECK_FALSE(std::filesystem::exists(folder / (std::string(name) + ".partial")));
+    }
+    CHECK(std::filesystem::is_fifo(folder / "a.kvw.zst"));
+    CHECK(std::filesystem::is_fifo(folder / "b.kvw.zst.tail"));
+}
+
+TEST_CASE("a name stands for the trace, then for its open form, and an empty one for none") {
+    TempFolder folder;
+    const auto resolved = [&](const char* name) {
+        const auto path = resolve_trace(folder / name);
+        return path ? path->filename().string() : std::string(error_name(path.error().code));
+    };
+    CHECK(resolved("a") == "io");
+    put_bytes(folder / "a.kvw.zst.partial", "x");
+    CHECK(resolved("a") == "a.kvw.zst.partial");
+    CHECK(resolved("a.kvw.zst") == "a.kvw.zst.partial");
+    put_bytes(folder / "a.kvw.zst", "x");
+    CHECK(resolved("a") == "a.kvw.zst");
+    put_bytes(folder / ".partial", "x");
+    CHECK(resolved("") == "io");  // the folder itself
+    CHECK_FALSE(resolve_trace(""));
+}
+
 TEST_CASE("a discarded trace leaves nothing") {
     TempFolder folder;
     auto writer = new_writer(folder / "a.kvw.zst");
