@@ -536,9 +536,9 @@ void Engine::State::settle(Request& request) {
         }
     }
     if (request.admitted) {
-        // Whoever stopped listening in the middle of an answer was rendered what he took.
+        // An answer that broke off was rendered as far as its caller took it.
         std::string_view rendered = request.answer.delivered();
-        if (reason == FinishReason::cancelled || reason == FinishReason::deadline) {
+        if (reason != FinishReason::stop && reason != FinishReason::length) {
             rendered = rendered.substr(0, request.emitted.size());
         }
         const auto made = keyed_digest(key, "bytes", rendered);
