@@ -69,9 +69,9 @@ Generated generate(Engine& engine, GenerateRequest request, Session& session, Pr
                 made.first_logits = std::move(output.first_logits);
             }
             answer.take(output);
-            if (!output.bytes.empty()) {
-                // What left the engine counts as given away, whether or not its reader was still
-                // there.
+            if (session.out.broken()) {
+                engine.undelivered(*id);
+            } else {
                 engine.delivered(*id, output.bytes);
             }
             made.finish = output.finish;

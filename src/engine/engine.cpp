@@ -509,6 +509,13 @@ void Engine::delivered(RequestId id, std::string_view bytes) {
     found->second->emitted += bytes;
 }
 
+void Engine::undelivered(RequestId id) {
+    const auto found = state_->requests.find(number(id));
+    if (found != state_->requests.end()) {
+        found->second->broken_off = true;
+    }
+}
+
 bool Engine::idle() const {
     const State& state = *state_;
     return state.requests.empty() && state.pool->pages_draining() == 0;
@@ -538,7 +545,8 @@ void Engine::State::settle(Request& request) {
     if (request.admitted) {
         // An answer that broke off was rendered as far as its caller took it.
         std::string_view rendered = request.answer.delivered();
-        if (reason != FinishReason::stop && reason != FinishReason::length) {
+        if (request.broken_off ||
+            (reason != FinishReason::stop && reason != FinishReason::length)) {
             rendered = rendered.substr(0, request.emitted.size());
         }
         const auto made = keyed_digest(key, "bytes", rendered);

@@ -138,6 +138,8 @@ class Engine {
     // The caller's sink took these bytes of the request's answer. Call for every non-empty
     // Output::bytes.
     void delivered(RequestId request, std::string_view bytes);
+    // The caller's sink broke: what it did not take is not part of this answer, however it ends.
+    void undelivered(RequestId request);
 
     // True when a step would do nothing: no request runs or waits, every end is recorded, and every
     // page that was let go of is scrubbed.

@@ -44,6 +44,7 @@ struct Request {
     Answer answer;
     std::vector<std::uint64_t> layers;  // running digest of each layer's computed outputs
     std::string emitted;                // as the caller's sink took it
+    bool broken_off = false;            // and it takes no more
     RequestFacts facts;
 
     // What forward passes consumed, and how much of it there must be before the next sample.

@@ -167,9 +167,7 @@ Status Requests::finish(RequestId id, Running running, const Output& output) {
         running.line.number,
         answer_line(context_.source, running.line, made, context_.tokenizer, running.event), false);
     if (!taken || !*taken) {
-        // A complete answer that nobody took: the record cannot go on to its end without saying
-        // that it was given out, so it ends here.
-        report_.engine_stopped |= !made.text.empty();
+        context_.engine.undelivered(id);  // a complete answer that nobody took
         return taken ? Status{} : Status(taken.error());
     }
     ++report_.totals.finished;

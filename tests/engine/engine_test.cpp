@@ -578,6 +578,29 @@ TEST_CASE("an answer that was not delivered as rendered does not pass") {
     CHECK(ledger.violations().front().kind == ViolationKind::emitted_not_sampled);
 }
 
+TEST_CASE("an answer whose reader went away is recorded as far as it was taken") {
+    for (const bool told : {true, false}) {
+        Run run;
+        const RequestId id = run.submit(asking(10, 8));
+        std::string all;
+        for (int steps = 0; !run.engine->idle(); ++steps) {
+            REQUIRE(steps < 100);
+            const auto outputs = run.engine->step();
+            REQUIRE(outputs);
+            for (const Output& output : *outputs) {
+                if (all.empty()) {
+                    run.engine->delivered(id, output.bytes);
+                } else if (told) {
+                    run.engine->undelivered(id);
+                }
+                all += output.bytes;
+            }
+        }
+        REQUIRE(run.engine->finish());
+        CHECK(run.sink.proof().violations().empty() == told);
+    }
+}
+
 TEST_CASE("nothing is revealed that could not be recorded") {
     Run run;
     run.submit(asking(4, 6));
