@@ -198,6 +198,15 @@ double Sampler::total_weight(std::span<const float> logits, float largest) {
 
 TokenId Sampler::sample(std::span<const float> logits, std::uint64_t position) {
     check(!logits.empty(), "there are logits to sample from");
+    if (options_.temperature == 0.0f && !penalises()) {
+        // Excluded tokens matter only where one of them is the greatest: no copy without them.
+        const auto best = static_cast<TokenId>(kernels_->argmax(logits.data(), logits.size()));
+        if (std::find(excluded_.begin(), excluded_.end(), best) == excluded_.end()) {
+            check(logits[static_cast<std::size_t>(best)] > kExcluded,
+                  "at least one token may be sampled");
+            return best;
+        }
+    }
     const std::span<const float> ranked_by = adjust(logits);
     const std::size_t best = kernels_->argmax(ranked_by.data(), ranked_by.size());
     const float largest = ranked_by[best];
