@@ -479,6 +479,19 @@ JobOptions job_options(const BatchFlags& flags) {
     return options;
 }
 
+// As for run, but that chats on the hash model, which has no file to bring a template, are chatml.
+Result<Serving> start_job(const BatchFlags& flags, Session& session, Progress& progress) {
+    Result<Serving> serving = start_serving(flags, flags, flags, session, progress);
+    if (serving && serving->loaded.model->is_sim() && !serving->chat && !flags.raw) {
+        Result<ChatTemplate> chatml = ChatTemplate::named("chatml");
+        if (!chatml) {
+            return chatml.error();
+        }
+        serving->chat = std::move(*chatml);
+    }
+    return serving;
+}
+
 JobContext job_context(Serving& serving, const Session& session) {
     const bool recorded = serving.recording->trace().has_value();
     return {.engine = *serving.engine,
@@ -502,7 +515,7 @@ Result<int> run_stream_job(const BatchFlags& flags, Session& session) {
     }
     finish_steps_on_signal(true);
     Progress progress(session);
-    Result<Serving> serving = start_serving(flags, flags, flags, session, progress);
+    Result<Serving> serving = start_job(flags, session, progress);
     if (!serving) {
         return serving.error();
     }
@@ -553,7 +566,7 @@ Result<int> run_batch_job(const BatchFlags& asked, Session& session) {
         return checked.error();
     }
     Progress progress(session);
-    Result<Serving> serving = start_serving(flags, flags, flags, session, progress);
+    Result<Serving> serving = start_job(flags, session, progress);
     if (!serving) {
         return serving.error();
     }

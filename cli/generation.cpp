@@ -85,6 +85,11 @@ Generated generate(Engine& engine, GenerateRequest request, Session& session, Pr
     }
     progress.clear();
     answer.finish();
+    if (made.finish == FinishReason::deadline && !made.error) {
+        made.error = Error{ErrorCode::deadline, "the deadline passed after " +
+                                                    std::to_string(made.facts.completion_tokens) +
+                                                    " tokens (--deadline)"};
+    }
     made.ids = answer.ids();
     made.text = answer.text();
     put_times(made, times);

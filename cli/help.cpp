@@ -66,7 +66,7 @@ Result<int> print_version(Session& session) {
     object["numerics"] = kNumericsVersion;
     object["isa"] = available_isas();
     object["isa_auto"] = best_kernels().isa;
-    object["devices"] = {"cpu"};
+    object["devices"] = {"cpu", "sim"};
     object["build"] = {{"type", kBuildType}, {"compiler", kCompiler}};
     object["network"] = "none";
     session.out.object(object);

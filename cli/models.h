@@ -40,6 +40,7 @@ struct LoadedModel {
     const Kernels* kernels = nullptr;
     ModelIdentity identity;
     double load_ms = 0;
+    const char* device() const { return model->is_sim() ? "sim" : "cpu"; }
 };
 // Hashes in a thread of its own while weights are packed, unless the digest is known already.
 // Fails: what opening and loading fail with; file_changed when the file is another one afterwards.

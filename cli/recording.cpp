@@ -126,8 +126,8 @@ Digest256 fresh_key() {
     return key;
 }
 
-Event host_note(std::string& json, const char* isa, unsigned threads) {
-    json = Json{{"isa", isa}, {"threads", threads}, {"device", "cpu"}, {"build", kVersion}}.dump();
+Event host_note(std::string& json, const char* device, const char* isa, unsigned threads) {
+    json = Json{{"isa", isa}, {"threads", threads}, {"device", device}, {"build", kVersion}}.dump();
     return Event::of(events::NoteHost{1}, json);
 }
 

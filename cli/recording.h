@@ -69,6 +69,6 @@ class Recording {
 // A fresh random key for a tenant's keyed digests.
 Digest256 fresh_key();
 // The facts of this execution, as a note: instruction set, threads, device, build.
-Event host_note(std::string& json, const char* isa, unsigned threads);
+Event host_note(std::string& json, const char* device, const char* isa, unsigned threads);
 
 }  // namespace kvw::cli

@@ -190,7 +190,7 @@ Json envelope(const RunFlags& flags, const Serving& serving, const Generated& ma
                          {"ttft_ms", rounded(made.ttft_ms, 2)},
                          {"prefill_tps", rounded(made.prefill_tps, 2)},
                          {"decode_tps", rounded(made.decode_tps, 2)}};
-    object["device"] = "cpu";
+    object["device"] = serving.loaded.device();
     object["isa"] = serving.loaded.kernels->isa;
     object["class"] = "P";
     object["digest"] = {

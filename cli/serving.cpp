@@ -201,8 +201,9 @@ Result<Serving> start_serving(const GenerationFlags& generation, const EngineFla
     }
     serving.engine = std::move(*engine);
     std::string json;
-    serving.recording->sink().note(
-        host_note(json, serving.loaded.kernels->isa, serving.loaded.threads->threads()));
+    serving.recording->sink().note(host_note(json, serving.loaded.device(),
+                                             serving.loaded.kernels->isa,
+                                             serving.loaded.threads->threads()));
     return serving;
 }
 
