@@ -281,7 +281,7 @@ TEST_CASE("one long prompt and many: a short one of another tenant is not kept w
     for (const std::uint64_t pool : {4096u, 640u}) {
         EngineConfig tight = config;
         tight.pool_rows = pool;
-        Run run(tight);
+        Run run(tight, {}, kernels_for(Isa::avx2) != nullptr ? Isa::avx2 : Isa::ref);
         for (std::uint32_t i = 0; i < 50; ++i) {
             run.submit(asking(300, 8, "long", 100 + i));
         }
