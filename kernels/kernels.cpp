@@ -44,27 +44,15 @@ constexpr Kernels kRef{
 };
 
 // What the hash model has no use for is that of ref, so that no entry is empty.
-constexpr Kernels kSim{
-    .isa = "sim",
-    .quantise = ref::quantise,
-    .matmul = ref::matmul,
-    .embed = ref::embed,
-    .rms_norm = ref::rms_norm,
-    .rope = ref::rope,
-    .silu_mul = ref::silu_mul,
-    .gelu_mul = ref::gelu_mul,
-    .add = ref::add,
-    .append = sim::append,
-    .attend = sim::attend,
-    .attend_merge = ref::attend_merge,
-    .append_checked = sim::append_checked,
-    .attend_checked = sim::attend_checked,
-    .scrub = ref::scrub,
-    .digest_logits = ref::digest_logits,
-    .digest_row = ref::digest_row,
-    .argmax = ref::argmax,
-    .exp_shifted = ref::exp_shifted,
-};
+constexpr Kernels kSim = [] {
+    Kernels kernels = kRef;
+    kernels.isa = "sim";
+    kernels.append = sim::append;
+    kernels.attend = sim::attend;
+    kernels.append_checked = sim::append_checked;
+    kernels.attend_checked = sim::attend_checked;
+    return kernels;
+}();
 
 // A scrub writes whole pages of memory: nothing is left for wider registers to win.
 constexpr Kernels kAvx2{

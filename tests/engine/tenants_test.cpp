@@ -277,13 +277,13 @@ TEST_CASE("one long prompt and many: a short one of another tenant is not kept w
         run.to_the_end();
         alone = run.engine->facts(id).first_step;
     }
-    constexpr std::uint64_t kLongChunk = 1;  // the step that is under way
-    for (const std::uint64_t pool : {4096u, 640u}) {
+    constexpr std::uint64_t kLongChunk = 1;           // the step that is under way
+    for (const std::uint64_t pool : {4096u, 608u}) {  // 608: two long prompts fill it
         EngineConfig tight = config;
         tight.pool_rows = pool;
         Run run(tight, {}, kernels_for(Isa::avx2) != nullptr ? Isa::avx2 : Isa::ref);
         for (std::uint32_t i = 0; i < 50; ++i) {
-            run.submit(asking(300, 8, "long", 100 + i));
+            run.submit(asking(300, 20, "long", 100 + i));
         }
         for (int i = 0; i < 20; ++i) {
             REQUIRE(run.step());
